@@ -18,6 +18,7 @@ from typing import Any
 from affidavit.importers.libraries import OPACUS, Library
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.record_sources import RecordSources
 from affidavit.importers.scripts.row_kinds import (
     NOTHING,
     UNDEFINED,
@@ -36,11 +37,9 @@ from affidavit.importers.scripts.row_kinds import (
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
-    assigned_to,
     keywords_of,
     last_name,
     names_in,
-    root_of,
     unpacks,
 )
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
@@ -54,7 +53,9 @@ MAX_PASSES = 30
 class ObjectKinds:
     """The kinds of the expressions of a script with one private call."""
 
-    def __init__(self, values: Evaluator, library: Library, call: ast.Call) -> None:
+    def __init__(
+        self, values: Evaluator, library: Library, call: ast.Call, sources: RecordSources
+    ) -> None:
         self.values, self.script, self.library, self.call = values, values.script, library, call
         self.bound: dict[ast.AST, Kinds] = defaultdict(frozenset)
         """The kinds of the value that each place gives a name or an attribute."""
@@ -70,8 +71,10 @@ class ObjectKinds:
         """The kinds of names that the script uses without setting them."""
         self.attached: set[tuple[ast.AST, str]] = set()
         """The names of optimisers that an engine makes private, with their scopes."""
-        self.sources: dict[ast.Call, None] = {}
-        """The calls that read the records."""
+        self.sources = sources
+        for place in sources.places:
+            self.bound[place] |= {"data"}
+        self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
         self.memo: dict[ast.AST, Kinds] = {}
         self.decided: dict[ast.expr, Any] = {}
         """The values of conditions around calls."""
@@ -98,122 +101,6 @@ class ObjectKinds:
             len(self.attached),
             sum(len(part) for parts in self.returned.values() for part in parts),
         )
-
-    def add_sources(self, node: ast.AST | None, depth: int = 0) -> None:
-        """Mark what holds the records that an expression is made of."""
-        if depth > 20:
-            return
-        match node:
-            case ast.Name(id=name) if not self.script.bindings_of(node):
-                if not hasattr(builtins, name):
-                    self.assumed[name] = frozenset({"data"})
-            case ast.Name() | ast.Attribute():
-                for place in self._places(node):
-                    if self.values.is_set_by_private_call(place) or "data" in self.bound[place]:
-                        continue
-                    if isinstance(place, ast.FunctionDef | ast.ClassDef):
-                        continue
-                    self.bound[place] |= {"data"}
-                    if isinstance(place, ast.arg) and isinstance(node, ast.Name):
-                        for item in self.values.known_arguments(node, place):
-                            self.add_sources(item, depth + 1)
-                    else:
-                        self.add_sources(self._value_at(place), depth + 1)
-            case ast.Call(func=function):
-                use = find_function(self.script, node)
-                if use is not None and "data" in use.gives:
-                    last = last_name(function) in ("Subset", "random_split")
-                    for item in node.args[: 1 if last else None]:
-                        self.add_sources(item, depth + 1)
-                    for key in ("dataset", "data_loader", "train_dataset"):
-                        self.add_sources(keywords_of(node).get(key), depth + 1)
-                    named = (part for item in node.args[:1] for part in ast.walk(item))
-                    if node.args and not any(isinstance(p, ast.Name | ast.Call) for p in named):
-                        self.sources[node] = None  # of literals
-                elif use is not None and use.gives in ("same", "each"):
-                    for item in node.args[:1]:
-                        self.add_sources(item, depth + 1)
-                elif (made := self.values.returned_expression(node)) is not node:
-                    self.add_sources(made, depth + 1)
-                elif self._binds(root_of(function)) is None and isinstance(function, ast.Attribute):
-                    self.add_sources(function.value, depth + 1)  # x.float()
-                else:
-                    if last_name(function) not in ("range", "len", "trange"):
-                        parts = list(filter(self._may_hold_records, node.args))
-                        for item in parts:
-                            self.add_sources(item, depth + 1)
-                        if not parts:
-                            self.sources[node] = None
-            case ast.Subscript(value=value) | ast.Starred(value=value):
-                self.add_sources(value, depth + 1)
-            case ast.BinOp(left=left, right=right):
-                self.add_sources(left, depth + 1)
-                self.add_sources(right, depth + 1)
-            case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                for part in parts:
-                    self.add_sources(part, depth + 1)
-            case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
-                for loop in loops:
-                    if self._may_hold_records(loop.iter):
-                        self.add_sources(loop.iter, depth + 1)
-            case ast.IfExp(body=body, orelse=other):
-                self.add_sources(body, depth + 1)
-                self.add_sources(other, depth + 1)
-
-    def _may_hold_records(self, node: ast.expr) -> bool:
-        """Whether an argument of what makes the data may itself be data: no option or path."""
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            node = node.left
-        if isinstance(node, ast.Call):
-            own = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-            imported = self.script.comes_from(node.func, ("os", "pathlib"))
-            return not imported and any(
-                isinstance(part, ast.Name) and self._may_hold_records(part)
-                and self._binds(part) is None for part in [*own, *node.args]
-            )  # fmt: skip
-        if isinstance(node, ast.List | ast.Tuple):
-            return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in node.elts)
-        if isinstance(node, ast.ListComp | ast.GeneratorExp):
-            return any(self._may_hold_records(loop.iter) for loop in node.generators)
-        if not isinstance(node, ast.Name | ast.Subscript) or self.values.known_value(node):
-            return False
-        root = node.value if isinstance(node, ast.Subscript) else node
-        made = (
-            [item.value for item in self.script.bindings_of(root)]
-            if isinstance(root, ast.Name)
-            else []
-        )
-        calls = [item for item in made if isinstance(item, ast.Call)]
-        return not any("parse" in (last_name(item.func) or "") for item in calls)
-
-    def _binds(self, root: ast.expr) -> bool | None:
-        """Whether a name is imported or defined, or None if a value is assigned to it."""
-        bindings = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
-        known = (ast.alias, ast.FunctionDef, ast.ClassDef)
-        return not bindings or any(isinstance(item.node, known) for item in bindings) or None
-
-    def _places(self, node: ast.expr) -> list[ast.AST]:
-        if isinstance(node, ast.Attribute):
-            return list(self.script.stores_of_attribute(node.attr, node))
-        return (
-            [item.node for item in self.script.bindings_of(node)]
-            if isinstance(node, ast.Name)
-            else []
-        )
-
-    def _value_at(self, place: ast.AST) -> ast.AST | None:
-        """Return the expression whose value a place takes, or a part of it."""
-        if (own := assigned_to(self.script, place)) is not None:
-            return own
-        outer: ast.AST = self.script.parents[place]
-        while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
-            outer = self.script.parents[outer]
-        match outer:
-            case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.NamedExpr(value=value):
-                return value
-            case ast.withitem(context_expr=value):
-                return value
-        return None
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement around a node."""
@@ -289,8 +176,8 @@ class ObjectKinds:
                 parts = [self.returned[item] for item in own if item in self.returned]
                 if parts and all(len(part) == count for part in parts):
                     return [frozenset().union(*group) for group in zip(*parts, strict=True)]
-                if value in self.sources:
-                    return [NOTHING] * count  # each target by itself, see add_sources
+                if value in self.sources.calls:
+                    return [NOTHING] * count  # each target by itself, see RecordSources
         part = frozenset("rows" if kind == "lot" else kind for kind in kinds)
         return [part] * count
 
@@ -723,7 +610,7 @@ class ObjectKinds:
     def _of_call(self, call: ast.Call) -> Kinds:
         if self.is_private(call):
             return self.returned_by_private_call()
-        if self.is_source(call):
+        if self.sources.reads(call):
             return frozenset({"data"})
         passed = [self.kinds(item) for item in self._arguments(call)]
         function = call.func
@@ -940,25 +827,6 @@ class ObjectKinds:
 
     # ---- what records decide -------------------------------------------------------------
 
-    def is_source(self, call: ast.Call) -> bool:
-        """Whether a call reads the records: it is one of the sources, or not evidently another."""
-        if call in self.sources:
-            outer = self.script.parents.get(call)
-            targets = getattr(outer, "targets", ())
-            return not any(isinstance(item, ast.Tuple) for item in targets)
-        return any(self._reads_the_same(call, other) for other in self.sources)
-
-    def _reads_the_same(self, call: ast.Call, other: ast.Call) -> bool:
-        if last_name(call.func) != last_name(other.func) or self.functions(call.func):
-            return False
-        if not self.script.comes_from(call.func, NAMES["data_packages"]):
-            return False
-        first, second = _settings(call), _settings(other)
-        return not any(
-            key in first and key in second and first[key] != second[key]
-            for key in first.keys() | second.keys()
-        )
-
     def decided_by_records(self, node: ast.AST) -> bool:
         """Whether a condition on records decides if a node runs."""
         return self.deciding(node) is not None
@@ -990,25 +858,6 @@ class ObjectKinds:
             and self.kinds(part) & (SECRETS - {"data", "lots"})
         )  # fmt: skip
         return next(computed, None)
-
-
-def _settings(call: ast.Call) -> dict[str, object]:
-    """Return the constant arguments that choose among data sets."""
-    named: dict[str, object] = {}
-    for i, item in enumerate(call.args):
-        if isinstance(item, ast.Constant) and (i or not _takes_root(call)):
-            named[str(i)] = item.value
-    for key, value in keywords_of(call).items():
-        if isinstance(value, ast.Constant) and key not in ("download", "root", "transform"):
-            named[key] = value.value
-    if _takes_root(call):
-        named.setdefault("train", named.pop("1", True))
-    return named
-
-
-def _takes_root(call: ast.Call) -> bool:
-    """Whether a class of torchvision's reads a split of a folder."""
-    return (last_name(call.func) or "")[:1].isupper()
 
 
 def _test_around(outer: ast.AST, inner: ast.AST) -> ast.expr | None:

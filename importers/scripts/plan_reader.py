@@ -44,6 +44,7 @@ from affidavit.importers.scripts.quantities import (
     arguments_of,
     attributes_used_of,
 )
+from affidavit.importers.scripts.record_sources import RecordSources
 from affidavit.importers.scripts.step_count import (
     count_passes,
     enclosing_loops,
@@ -142,9 +143,10 @@ class ScriptPlanReader(Quantities):
     def kinds(self) -> ObjectKinds:
         """The kinds of private objects that expressions of the script may be."""
         loader = self.arguments.get("data_loader")
-        kinds = ObjectKinds(self.values, self.library, self.call)
+        sources = RecordSources(self.values)
         for source in self.lots_drawn_from + self._indexed() if loader is None else [loader]:
-            kinds.add_sources(source)
+            sources.add(source)
+        kinds = ObjectKinds(self.values, self.library, self.call, sources)
         kinds.spread()
         return kinds
 

@@ -51,7 +51,7 @@ def _given_code(kinds: ObjectKinds) -> tuple[list[ast.AST], list[ast.AST]]:
         if (item.arg or "").endswith(("transform", "transforms"))
     ]
     todo += [item for call in script.calls_to(*NAMES["row_code_takers"]) for item in call.args]
-    read = [item for call in kinds.sources for item in call.args]
+    read = [item for call in kinds.sources.calls for item in call.args]
     of_sources = {part for item in read for part in ast.walk(item)}
     todo += read
     todo += [

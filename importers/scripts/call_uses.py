@@ -1,0 +1,493 @@
+"""Say which calls are no understood use of a private object, by the table of uses."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from affidavit.importers.libraries import OPACUS
+from affidavit.importers.names import NAMES
+from affidavit.importers.scripts.object_kinds import ObjectKinds
+from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
+from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
+from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_lots
+from affidavit.importers.scripts.step_count import enclosing_loops, runs_once, unwrap_iterable
+from affidavit.importers.scripts.syntax import (
+    calls_any,
+    innermost_loop,
+    keywords_of,
+    last_name,
+    names_in,
+    root_of,
+)
+from affidavit.importers.scripts.use_table import (
+    HANDLES,
+    SECRETS,
+    Use,
+    find_function,
+    find_method,
+)
+from affidavit.importers.scripts.values import source_text
+
+
+class CallUses:
+    """The uses of private objects by the calls of a script."""
+
+    def __init__(self, kinds: ObjectKinds, *, draws_lots: bool) -> None:
+        self.kinds, self.script, self.values = kinds, kinds.script, kinds.values
+        self.draws_lots = draws_lots
+        """Whether the private loader must draw the lots of each step."""
+
+    def of_call(self, call: ast.Call) -> str | None:
+        """Say why a call is no understood use, if it is none."""
+        passed = list(self._arguments(call))
+        taken = frozenset().union(*(self.kinds.kinds(item) for _, item in passed))
+        function = call.func
+        name = last_name(function) or ""
+        base = (
+            self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
+        ) - {"undefined"}
+        if self.kinds.is_private(call):
+            return self._of_private_call(call)
+        builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
+        if builtin and name in NAMES["runs_text"] and not _is_constant(call):
+            return "what it runs is not in the text"
+        if (test := self._decides(call, base | taken)) is not None:
+            return f"records decide whether it runs ({source_text(test)})"
+        if not isinstance(function, ast.Attribute) and self.kinds.kinds(function) & SECRETS:
+            return "records decide what it runs"
+        changed = keywords_of(call).get("out")
+        if changed is not None and self.kinds.kinds(changed) & SECRETS:
+            return "it changes the records"
+        if name == "setattr" and (base | taken or is_imported(self.script, call.args[:1])):
+            return "it may change any part of the object"
+        writes = name in NAMES["writers"] or (name == "print" and "file" in keywords_of(call))
+        if writes and any(is_raw(self.kinds, item) for _, item in passed):
+            return "it writes records"
+        if (
+            name == "print"
+            and "file" in keywords_of(call)
+            and any(is_raw(self.kinds, item) for item in call.args)
+        ):
+            return "it writes records"
+        if self._starts_program(call, name):
+            return "the program that it runs is not read"
+        if self._is_along_records(call, name):
+            return "without batch_first=True it goes along the records of a lot"
+        callee = self.kinds.kinds(function)
+        if self.kinds.is_part(function, callee):
+            bad = taken - SECRETS - {"model", "criterion", "undefined"}
+            return f"it is given the {words_of(bad)}" if bad else None
+        if builtin and name in ("next", "iter") and taken & {"data", "lots"}:
+            around = (o for o in self.script.ancestors(call) if isinstance(o, ast.For))
+            if any(call not in ast.walk(o.iter) and self.kinds.kinds(o.iter) & {"lots", "lot"}
+                   for o in around):  # fmt: skip
+                return "it draws another lot in the step of one"
+        if (why := self._of_keras(call, name)) is not None:
+            return why
+        if taken & {"lots"} and builtin and name in ("list", "tuple", "sorted", "set", "dict"):
+            return "it keeps lots, which may be used again"
+        if taken & {"lots", "data"} and name in ("cycle", "tee", "repeat"):
+            return "it repeats lots"
+        if name == "DataLoader" and self._is_other_loader(call):
+            return None
+        if name == "DataLoader" and self._joins(call):
+            return "what its collate_fn makes of a lot is not known"
+        if is_own(self.kinds, call):
+            handed = taken & HANDLES - {"model", "criterion", "holder"}
+            return f"it is given the {words_of(handed)}" if handed and self._keeps(call) else None
+        if (
+            base == {"holder"}
+            and name not in NAMES["container_methods"]
+            and not is_imported(self.script, [function])
+        ):
+            return f"it may use what {source_text(root_of(function))} holds"
+        if isinstance(function, ast.Attribute) and base:
+            return self._of_method(call, base, name, passed)
+        if "differentiator" in callee:
+            bad = taken & {"value", "private", "optimizer"}
+            return f"it is given the {words_of(bad)}" if bad else None
+        if "model" in callee or "criterion" in callee:
+            bad = taken - SECRETS - {"model", "criterion", "undefined"}
+            return f"it is given the {words_of(bad)}" if bad else None
+        taken -= {"undefined"}
+        use = find_function(self.script, call)
+        if use is not None and use.keywords:
+            return self._taken(use, passed)
+        if use is not None and use.gives == "model" and self._names_lot(call):
+            return "its shape is that of a lot"
+        if not taken or "undefined" in callee:
+            return None
+        return self._of_function(call, passed, taken)
+
+    def _names_lot(self, call: ast.Call) -> bool:
+        """Whether an argument is made of a lot, or of its size."""
+        return any(
+            isinstance(part, ast.Name) and bool(self.kinds.kinds(part) & {"lot", "rows"})
+            for _, item in self._arguments(call)
+            for part in ast.walk(item)
+        )
+
+    def of_effect(self, call: ast.Call) -> str | None:
+        """Say why a call whose result is not used may write or change records.
+
+        It only runs for what it does, so that a function of values alone does not explain it.
+        """
+        function, name = call.func, last_name(call.func) or ""
+        if isinstance(function, ast.Attribute) and self.kinds.kinds(function.value):
+            known = name in (*NAMES["container_methods"], "backward") or name.endswith("_")
+            base = self.kinds.kinds(function.value)
+            raw = base <= SECRETS and is_raw(self.kinds, function.value)
+            changes = raw and find_method("data", name) is None and not known
+            return "it may write or change records" if changes else None
+        if (
+            self.script.comes_from(function, NAMES["numerical_packages"])
+            and find_function(self.script, call) is None
+        ):
+            raw = any(is_raw(self.kinds, item) for _, item in self._arguments(call))
+            return "it may write or change records" if raw else None
+        return None
+
+    def _starts_program(self, call: ast.Call, name: str) -> bool:
+        """Whether a call starts a program that may train, or release records."""
+        if name not in NAMES["program_starters"] or not self.script.comes_from(
+            call.func, ("os", "subprocess", "pty")
+        ):
+            return False
+        first = call.args[0] if call.args else keywords_of(call).get("args")
+        if isinstance(first, ast.List | ast.Tuple) and first.elts:
+            first = first.elts[0]
+        text = str(getattr(first, "value", "")).split()
+        return not text or text[0] not in NAMES["other_programs"]
+
+    def _is_along_records(self, call: ast.Call, name: str) -> bool:
+        """Whether a recurrent or attention layer takes records for places of a sequence."""
+        if name not in NAMES["sequence_layers"] or not self.script.comes_from(
+            call.func, ("torch", "opacus")
+        ):
+            return False
+        first = self.values.known_value(keywords_of(call).get("batch_first"))
+        of_all = self.values.known_value(keywords_of(self.kinds.call).get("batch_first"))
+        return first is not True and of_all is not False
+
+    def _of_keras(self, call: ast.Call, name: str) -> str | None:
+        """Say why Keras may train with another optimiser, loss or layer than one that is known."""
+        if not self.kinds.library.key.startswith(("tensorflow", "jax_keras")):
+            return None
+        named = keywords_of(call)
+        if name == "compile":
+            rule = named.get("optimizer", next(iter(call.args), None))
+            private = (
+                self.kinds.returned_by_private_call() == {"private"}
+                and self.kinds.library.key != "jax_keras"  # whose steps replace those of the model
+            )
+            if private and not self._is_private_rule(rule):
+                others = (c for c in self.script.calls_to("compile") if c.lineno > call.lineno)
+                if not any(self._is_private_rule(keywords_of(c).get("optimizer")) for c in others):
+                    return "other_optimizer"
+            loss = named.get("loss", next(iter(call.args[1:]), None))
+            if loss is not None and not self._is_listed_loss(loss):
+                return "a loss of its own may join the records of a lot"
+        if name == "Lambda":
+            return "a layer of its own may join the records of a lot"
+        return None
+
+    def _is_listed_loss(self, loss: ast.expr, depth: int = 0) -> bool:
+        """Whether a loss is one of Keras' own, or of what a part of a script leaves out."""
+        if isinstance(loss, ast.Constant):
+            return True
+        if isinstance(loss, ast.Call):
+            loss = loss.func
+        if self.script.comes_from(loss, ("tensorflow", "keras")):
+            return True
+        bound = self.script.bindings_of(loss) if isinstance(loss, ast.Name) else [None]
+        return depth < 5 and all(
+            item is not None
+            and item.value is not None
+            and self._is_listed_loss(item.value, depth + 1)
+            for item in bound
+        )
+
+    def _is_private_rule(self, node: ast.expr | None) -> bool:
+        """Whether the optimiser that a model is compiled with may be the private one."""
+        own = NOTHING if node is None else self.kinds.kinds(node)
+        return bool(own & {"private", "undefined"})
+
+    def _is_other_loader(self, call: ast.Call) -> bool:
+        """Whether the private call takes another loader, so that no step is over this one's."""
+        lots = self.values.origin_of(keywords_of(self.kinds.call).get("data_loader"))
+        made = isinstance(lots, ast.Call) and last_name(lots.func) == "DataLoader"
+        return made and lots is not call
+
+    def _joins(self, call: ast.Call) -> bool:
+        """Whether a function of the script makes the lots of a loader of the records."""
+        function = keywords_of(call).get("collate_fn")
+        made = self.script.value_of(function) if isinstance(function, ast.Name) else function
+        made = getattr(made or function, "func", made or function)
+        if made is not None and self.script.comes_from(made, ("transformers", "torch")):
+            return False
+        data = frozenset().union(*(self.kinds.kinds(item) for item in call.args[:1]))
+        data |= frozenset().union(
+            *(self.kinds.kinds(item) for key, item in keywords_of(call).items() if key == "dataset")
+        )
+        return (
+            function is not None
+            and not isinstance(function, ast.Constant)
+            and "undefined" not in self.kinds.kinds(function)
+            and bool(data & SECRETS)
+        )
+
+    def _keeps(self, call: ast.Call) -> bool:
+        """Whether a call makes an object of a class whose constructor is not in this file."""
+        made = self.kinds.functions(call.func)
+        name = last_name(call.func)
+        classes = [
+            item.node for item in self.script.bindings_of(call.func)
+            if isinstance(item.node, ast.ClassDef)
+        ] if isinstance(call.func, ast.Name) else []  # fmt: skip
+        return bool(classes) and not any(item.name in ("__init__", name) for item in made)
+
+    def _of_private_call(self, call: ast.Call) -> str | None:
+        module = keywords_of(call).get("module")
+        own = self.kinds.library is OPACUS and module is not None and self._is_bound(module)
+        if own and module is not None and "model" not in self.kinds.kinds(module):
+            return f"the model {source_text(module)} is not made by code that is read"
+        if self.kinds.library.key == "jax_keras" and not self.script.calls_to("make_private"):
+            return "no model is made private with it"
+        secret = ("noise_multiplier", "max_grad_norm", "target_epsilon", "target_delta", "epochs")
+        for key, item in keywords_of(call).items():
+            if key == "seed" and self.values.known_value(item) is not None:
+                return KNOWN_SEED
+            if key in secret and self.kinds.kinds(item) & SECRETS:
+                return f"records decide {key}"
+            if key == "data_loader" and "value" in self.kinds.kinds(item):
+                return "its records are computed together"
+        return None
+
+    def _is_bound(self, node: ast.expr) -> bool:
+        root = root_of(node)
+        return isinstance(root, ast.Name) and bool(self.script.bindings_of(root))
+
+    def _decides(self, call: ast.Call, own: Kinds) -> ast.expr | None:
+        """Return the condition on records under which a call runs that is more than a message."""
+        test = self.kinds.deciding(call)
+        if test is None or self._only_tells(call, own):
+            return None
+        return test
+
+    def _only_tells(self, call: ast.Call, own: Kinds) -> bool:
+        """Whether a call only computes values of records, prints or logs."""
+        name = last_name(call.func) or ""
+        if own & HANDLES - {"model"} or name == "backward":
+            return False
+        if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
+            return name in NAMES["reading_builtins"]
+        use = find_function(self.script, call)
+        if use is not None:
+            return use.gives in ("value", "same", "each", "along", "loss", "")
+        base = (
+            self.kinds.kinds(call.func.value) if isinstance(call.func, ast.Attribute) else NOTHING
+        )
+        if "model" in base:
+            return False
+        return bool(base & SECRETS) or name in ("append", "get", "format", "join", "items")
+
+    def _of_method(
+        self, call: ast.Call, base: Kinds, name: str, passed: list[tuple[int | str, ast.expr]]
+    ) -> str | None:
+        if base <= SECRETS - {"data", "lots", "loss"} or (
+            base <= SECRETS and name != "backward" and not base & {"data", "lots"}
+        ):
+            if name == "backward":
+                return "its loss is not one term for each record"
+            bad = frozenset().union(*(self.kinds.kinds(item) for _, item in passed)) - SECRETS
+            bad -= {"model", "undefined"}
+            return f"it is given the {words_of(bad)}" if bad else None
+        for kind in sorted(base - {"holder"}):
+            if kind in ("value", "rows", "count", "lot") and name != "backward":
+                continue
+            use = find_method(kind, name)
+            if use is None:
+                if kind in ("data", "lots") and name in ("size", "numel", "dim"):
+                    continue
+                if kind in ("data", "lots"):
+                    return f"{name} of the records is not a use that is understood"
+                return (
+                    f"{name} of the {words_of(frozenset([kind]))} is not a use that is understood"
+                )
+            if (why := self._taken(use, passed)) is not None:
+                return why
+            if name == "load_state_dict" and not any(
+                "model" in self.kinds.kinds(item) for _, item in passed
+            ):
+                return "the weights that it loads may be of records"
+            if name == "map" and self._may_cut(call):
+                return "it may make several rows of one"
+        if name == "step" and (why := self._of_step(call, base)) is not None:
+            return why
+        gradients = self.kinds.kinds(call.args[0]) if call.args else NOTHING
+        of_jax = name == "update" and "private" in base and self.kinds.library.methods
+        if of_jax and not gradients & {"grads", "undefined"}:
+            return "what it is given is not known to be one gradient for each record"
+        if name == "backward":
+            return self._of_backward(call)
+        return None
+
+    def _may_cut(self, call: ast.Call) -> bool:
+        """Whether rows that a function of the script gets together may come out as others."""
+        batched = keywords_of(call).get("batched")
+        if batched is None or self.values.known_value(batched) is False:
+            return False
+        function = self.script.function_of(call.args[0]) if call.args else None
+        parts = [part for part in ast.walk(function or call) if isinstance(part, ast.Call)]
+        named = [last_name(part.func) or "" for part in parts]
+        cuts = any("return_overflowing_tokens" in keywords_of(part) for part in parts)
+        return cuts or not any("tokenizer" in name.lower() for name in named)
+
+    def _of_step(self, call: ast.Call, base: Kinds) -> str | None:
+        """Say why a step is not one over the lots of the private loader."""
+        if "private" not in base:
+            return None
+        loops = list(enclosing_loops(self.values, call))
+        over = [
+            self.kinds.kinds(unwrap_iterable(loop.iter)) if isinstance(loop, ast.For) else NOTHING
+            for loop in loops
+        ]
+        if any("value" in own for own in over):
+            return "it steps over what is computed of records together"
+        drawing = [i for i, own in enumerate(over) if own & {"data", "lots"}]
+        inner = loops[: drawing[0]] if drawing else []
+        if any(
+            not (isinstance(loop, ast.For) and runs_once(self.values, loop.iter))
+            and not calls_any(loop, "next")
+            for loop in inner
+        ):
+            return "reused_lots"
+        unknown = any("undefined" in own for own in over)
+        if self.kinds.library is not OPACUS or not self.draws_lots or not loops or unknown:
+            return None
+        if drawing and not any("lots" in own for own in over):
+            return "other_loader"
+        drawn = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)
+                 and last_name(node.func) == "next" and node.args]  # fmt: skip
+        if not drawing and not any("lots" in self.kinds.kinds(node.args[0]) for node in drawn):
+            return "its lots are not known to be those of the private loader"
+        return None
+
+    def _of_backward(self, call: ast.Call) -> str | None:
+        place = innermost_loop(self.script, call)
+        scope = self.script.scope_of(call)
+        for step, owner in self.script.method_calls("step"):
+            if "private" in self.kinds.kinds(owner) or step in self.values.updates:
+                same = innermost_loop(self.script, step) is place
+                if (same and self.script.scope_of(step) is scope) or place is None:
+                    return None
+                if self._calls_within(place, step):
+                    return None
+        if not any(self.script.method_calls("step")):
+            return None
+        return "it forms gradients outside of the private step"
+
+    def _calls_within(self, place: ast.AST | None, step: ast.AST) -> bool:
+        """Whether a loop calls the function that steps."""
+        function = self.script.scope_of(step)
+        return place is not None and any(
+            isinstance(node, ast.Call) and function in self.kinds.functions(node.func)
+            for node in ast.walk(place)
+        )
+
+    def _taken(self, use: Use, passed: list[tuple[int | str, ast.expr]]) -> str | None:
+        """Say why an argument is not one that a use may be given."""
+        known = use.keywords.split()
+        for place, item in passed:
+            if known and isinstance(place, str) and place not in known:
+                return f"its option {place} is not known to be harmless"
+            own = self.kinds.kinds(item)
+            bad = [kind for kind in sorted(own - {"undefined"}) if not use.accepts(kind, place)]
+            if bad:
+                return f"it is given the {words_of(frozenset(bad))}"
+        return None
+
+    def _of_function(
+        self, call: ast.Call, passed: list[tuple[int | str, ast.expr]], taken: Kinds
+    ) -> str | None:
+        name = last_name(call.func) or ""
+        root = root_of(call.func)
+        bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
+        if not bound:
+            # A builtin, or an error when it runs, unless a star import binds it.
+            known = name in NAMES["reading_builtins"] or not self.script.star_import_lines
+            return None if known else f"it is given the {words_of(taken)}"
+        if name in NAMES["iterators"] and self.script.comes_from(
+            call.func, ("tqdm", "rich", "itertools")
+        ):
+            return None
+        if self.kinds.sources.reads(call):
+            return None
+        use = find_function(self.script, call)
+        if use is not None:
+            return self._taken(use, passed)
+        if isinstance(call.func, ast.Attribute):
+            if name in ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop"):
+                made = [item for item in bound if item is not None]
+                if made and not any(isinstance(item.node, ast.alias) for item in made):
+                    return None  # of a list or dictionary
+            if taken <= SECRETS | {"model"} and name in NAMES["loggers"]:
+                return None
+        if taken <= {"differentiator"} & self.kinds.kinds(call):
+            return None
+        if taken <= SECRETS and self.script.comes_from(call.func, NAMES["numerical_packages"]):
+            if name in ("save", "savez", "savetxt", "dump", "to_csv", "DataLoader"):
+                return f"it is given the {words_of(taken)}"
+            return None
+        return f"it is given the {words_of(taken)}"
+
+    def _arguments(self, call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
+        for i, item in enumerate(call.args):
+            yield i, item.value if isinstance(item, ast.Starred) else item
+        for keyword in call.keywords:
+            yield keyword.arg or "**", keyword.value
+
+    def of_lot(self, node: ast.Subscript) -> str | None:
+        """Say why a lot that a loop takes from the records may be that of another step."""
+        if "data" not in self.kinds.kinds(node.value) or not self.values.updates:
+            return None
+        loops = [o for o in self.script.ancestors(node) if isinstance(o, ast.For | ast.While)]
+        inner = next(iter(loops), None)
+        if inner is None or self.script.scope_of(inner) is not self.script.scope_of(node):
+            return None
+        if not any(step in ast.walk(inner) for step in self.values.updates):
+            return None
+        drawn: list[ast.expr | None] = [node.slice]
+        if isinstance(node.slice, ast.Name):
+            drawn += [item.value for item in self.script.bindings_of(node.slice)]
+        if any(self.kinds.may_repeat(item) for item in drawn if item is not None):
+            return "it may take a record twice"
+        if any(may_know_lots(self.values, item) for item in drawn if item is not None):
+            return "a reader of the seed knows the lots"
+        if self._depends(node.slice, inner, 0):
+            return None
+        return "it takes the same records in each step"
+
+    def _depends(self, node: ast.expr, loop: ast.For | ast.While, depth: int) -> bool:
+        """Whether an index is drawn, or counted, in each turn of a loop."""
+        targets = names_in(loop.target) if isinstance(loop, ast.For) else set()
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call):
+                return True
+            if not isinstance(part, ast.Name):
+                continue
+            if part.id in targets:
+                return True
+            for item in self.script.bindings_of(part):
+                around = loop in self.script.ancestors(item.node)
+                if around and (item.value is None or (depth < 5 and
+                               self._depends(item.value, loop, depth + 1))):  # fmt: skip
+                    return True
+        return False
+
+
+def _is_constant(call: ast.Call) -> bool:
+    return all(isinstance(item, ast.Constant) for item in call.args) and last_name(
+        call.func
+    ) not in ("exec", "eval")

@@ -1,0 +1,177 @@
+"""Find what holds the records of a script: names, attributes, and the calls that read them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+
+from affidavit.importers.names import NAMES
+from affidavit.importers.scripts.syntax import assigned_to, keywords_of, last_name, root_of
+from affidavit.importers.scripts.use_table import find_function
+from affidavit.importers.scripts.values import Evaluator
+
+
+class RecordSources:
+    """The places of a script that hold its records."""
+
+    def __init__(self, values: Evaluator) -> None:
+        self.values, self.script = values, values.script
+        self.places: set[ast.AST] = set()
+        """What is bound to the records."""
+        self.names: set[str] = set()
+        """Names of the records that the script uses without setting them."""
+        self.calls: dict[ast.Call, None] = {}
+        """The calls that read the records."""
+
+    def add(self, node: ast.AST | None, depth: int = 0) -> None:
+        """Mark what holds the records that an expression is made of."""
+        if depth > 20:
+            return
+        match node:
+            case ast.Name(id=name) if not self.script.bindings_of(node):
+                if not hasattr(builtins, name):
+                    self.names.add(name)
+            case ast.Name() | ast.Attribute():
+                for place in self._places(node):
+                    known = place in self.places or self.values.is_set_by_private_call(place)
+                    if known or isinstance(place, ast.FunctionDef | ast.ClassDef):
+                        continue
+                    self.places.add(place)
+                    if isinstance(place, ast.arg) and isinstance(node, ast.Name):
+                        for item in self.values.known_arguments(node, place):
+                            self.add(item, depth + 1)
+                    else:
+                        self.add(self._value_at(place), depth + 1)
+            case ast.Call(func=function):
+                use = find_function(self.script, node)
+                if use is not None and "data" in use.gives:
+                    last = last_name(function) in ("Subset", "random_split")
+                    for item in node.args[: 1 if last else None]:
+                        self.add(item, depth + 1)
+                    for key in ("dataset", "data_loader", "train_dataset"):
+                        self.add(keywords_of(node).get(key), depth + 1)
+                    named = (part for item in node.args[:1] for part in ast.walk(item))
+                    if node.args and not any(isinstance(p, ast.Name | ast.Call) for p in named):
+                        self.calls[node] = None  # of literals
+                elif use is not None and use.gives in ("same", "each"):
+                    for item in node.args[:1]:
+                        self.add(item, depth + 1)
+                elif (made := self.values.returned_expression(node)) is not node:
+                    self.add(made, depth + 1)
+                elif self._binds(root_of(function)) is None and isinstance(function, ast.Attribute):
+                    self.add(function.value, depth + 1)  # x.float()
+                else:
+                    if last_name(function) not in ("range", "len", "trange"):
+                        parts = list(filter(self._may_hold_records, node.args))
+                        for item in parts:
+                            self.add(item, depth + 1)
+                        if not parts:
+                            self.calls[node] = None
+            case ast.Subscript(value=value) | ast.Starred(value=value):
+                self.add(value, depth + 1)
+            case ast.BinOp(left=left, right=right):
+                self.add(left, depth + 1)
+                self.add(right, depth + 1)
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                for part in parts:
+                    self.add(part, depth + 1)
+            case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
+                for loop in loops:
+                    if self._may_hold_records(loop.iter):
+                        self.add(loop.iter, depth + 1)
+            case ast.IfExp(body=body, orelse=other):
+                self.add(body, depth + 1)
+                self.add(other, depth + 1)
+
+    def _may_hold_records(self, node: ast.expr) -> bool:
+        """Whether an argument of what makes the data may itself be data: no option or path."""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            node = node.left
+        if isinstance(node, ast.Call):
+            own = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            imported = self.script.comes_from(node.func, ("os", "pathlib"))
+            return not imported and any(
+                isinstance(part, ast.Name) and self._may_hold_records(part)
+                and self._binds(part) is None for part in [*own, *node.args]
+            )  # fmt: skip
+        if isinstance(node, ast.List | ast.Tuple):
+            return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in node.elts)
+        if isinstance(node, ast.ListComp | ast.GeneratorExp):
+            return any(self._may_hold_records(loop.iter) for loop in node.generators)
+        if not isinstance(node, ast.Name | ast.Subscript) or self.values.known_value(node):
+            return False
+        root = node.value if isinstance(node, ast.Subscript) else node
+        made = (
+            [item.value for item in self.script.bindings_of(root)]
+            if isinstance(root, ast.Name)
+            else []
+        )
+        calls = [item for item in made if isinstance(item, ast.Call)]
+        return not any("parse" in (last_name(item.func) or "") for item in calls)
+
+    def _binds(self, root: ast.expr) -> bool | None:
+        """Whether a name is imported or defined, or None if a value is assigned to it."""
+        bindings = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
+        known = (ast.alias, ast.FunctionDef, ast.ClassDef)
+        return not bindings or any(isinstance(item.node, known) for item in bindings) or None
+
+    def _places(self, node: ast.expr) -> list[ast.AST]:
+        if isinstance(node, ast.Attribute):
+            return list(self.script.stores_of_attribute(node.attr, node))
+        return (
+            [item.node for item in self.script.bindings_of(node)]
+            if isinstance(node, ast.Name)
+            else []
+        )
+
+    def _value_at(self, place: ast.AST) -> ast.AST | None:
+        """Return the expression whose value a place takes, or a part of it."""
+        if (own := assigned_to(self.script, place)) is not None:
+            return own
+        outer: ast.AST = self.script.parents[place]
+        while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
+            outer = self.script.parents[outer]
+        match outer:
+            case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.NamedExpr(value=value):
+                return value
+            case ast.withitem(context_expr=value):
+                return value
+        return None
+
+    def reads(self, call: ast.Call) -> bool:
+        """Whether a call reads the records: it is one of the sources, or not evidently another."""
+        if call in self.calls:
+            outer = self.script.parents.get(call)
+            targets = getattr(outer, "targets", ())
+            return not any(isinstance(item, ast.Tuple) for item in targets)
+        return any(self._reads_the_same(call, other) for other in self.calls)
+
+    def _reads_the_same(self, call: ast.Call, other: ast.Call) -> bool:
+        if last_name(call.func) != last_name(other.func):
+            return False
+        if not self.script.comes_from(call.func, NAMES["data_packages"]):
+            return False
+        first, second = _settings(call), _settings(other)
+        return not any(
+            key in first and key in second and first[key] != second[key]
+            for key in first.keys() | second.keys()
+        )
+
+
+def _settings(call: ast.Call) -> dict[str, object]:
+    """Return the constant arguments that choose among data sets."""
+    named: dict[str, object] = {}
+    for i, item in enumerate(call.args):
+        if isinstance(item, ast.Constant) and (i or not _takes_root(call)):
+            named[str(i)] = item.value
+    for key, value in keywords_of(call).items():
+        if isinstance(value, ast.Constant) and key not in ("download", "root", "transform"):
+            named[key] = value.value
+    if _takes_root(call):
+        named.setdefault("train", named.pop("1", True))
+    return named
+
+
+def _takes_root(call: ast.Call) -> bool:
+    """Whether a class of torchvision's reads a split of a folder."""
+    return (last_name(call.func) or "")[:1].isupper()
