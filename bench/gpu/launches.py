@@ -121,7 +121,7 @@ class Count(TorchDispatchMode):
             return result
         if name == "zero_records_":
             written = [args[1]]  # records are lost so seldom that no more than this is touched
-        elif name == "add_bmm_":
+        elif name in ("add_bmm_", "gram_of_rows_"):
             written = [args[0]]
         elif name.startswith("_foreach") and name.endswith("_"):
             written = list(args[0])
@@ -131,6 +131,8 @@ class Count(TorchDispatchMode):
             read = [item for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             if name == "zero_records_":
                 read = written
+            elif name == "gram_of_rows_":
+                read = [args[1]]
             sizes = {_identity(item): item.numel() * item.element_size() for item in read}
             moved = sum(sizes.values()) + sum(
                 item.numel() * item.element_size() for item in written
@@ -195,6 +197,8 @@ def _products(name: str, read: Sequence[Tensor]) -> tuple[float, torch.dtype]:
     if name in ("squares_of_products", "sums_of_products"):
         a, b = read[:2]
         return a.numel() * b.shape[-1], a.dtype
+    if name == "gram_of_rows_":
+        return read[0].numel() * read[0].shape[1], read[0].dtype
     if name in ("mm", "addmm", "bmm", "baddbmm", "add_bmm_"):
         a, b = [item for item in read if item.ndim >= 2][-2:]
         return a.numel() * b.shape[-1], a.dtype

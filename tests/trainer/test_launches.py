@@ -31,14 +31,14 @@ def launches() -> Iterator[ModuleType]:
 @pytest.mark.parametrize(
     ("place", "layers", "is_flat", "most_launches", "most_bytes"),
     [
-        (1, LAYERS, False, 1.71, 1.1),
+        (1, LAYERS, False, 1.6, 1.09),
         (2, LAYERS, False, 1.02, 1.03),
         (4, 1, True, 2.25, 1.08),
-        pytest.param(1, 12, False, 1.3, 1.13, marks=pytest.mark.soak),
-        pytest.param(5, 12, False, 1.4, 1.15, marks=pytest.mark.soak),
+        pytest.param(1, 12, False, 1.21, 1.12, marks=pytest.mark.soak),
+        pytest.param(5, 12, False, 1.25, 1.125, marks=pytest.mark.soak),
         pytest.param(4, 12, False, 1.08, 1.13, marks=pytest.mark.soak),
         pytest.param(4, 12, True, 1.13, 1.105, marks=pytest.mark.soak),
-        pytest.param(3, 4, False, 1.51, 1.19, marks=pytest.mark.soak),
+        pytest.param(3, 4, False, 1.33, 1.11, marks=pytest.mark.soak),
     ],
     ids=[
         "T = 64",

@@ -154,6 +154,14 @@ def terms_of_squares(in_size: int, out_size: int) -> int:
     return 2 * TILE + -(-in_size // TILE) * -(-out_size // TILE)
 
 
+def gram_of_rows_(out: Tensor, values: Tensor, part: int) -> None:
+    """Write A_i A_iᵀ of each record of ``values`` (n, T, m) to ``out`` (n, T, T), contiguous.
+
+    ``part`` columns, a multiple of ``GRAM_PART``, are summed at once.
+    """
+    torch.ops.affidavit.gram_of_rows_(out, values, part)
+
+
 def bounds_of_grams(grams: Tensor, errors: Tensor) -> Tensor:
     """Return at least Σ_t ‖a_t‖ ‖b_t‖ and ‖Bᵀ A‖ of each record of k uses, as (2, k, n).
 
@@ -184,6 +192,13 @@ def _halves(values: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
     torch.mul(values, weights, out=high)
     torch.addcmul(high, values, weights, value=-1, out=low)
     return halves.flatten(2)
+
+
+def _gram_of_rows(out: Tensor, values: Tensor, part: int) -> None:
+    first, *rest = upcast(values).split(part, 2)
+    torch.bmm(first, first.mT, out=out)
+    for item in rest:
+        out.baddbmm_(item, item.mT)
 
 
 def _bounds(grams: Tensor, errors: Tensor) -> Tensor:
@@ -297,6 +312,11 @@ for _schema, _operation, _shape in (
         "scale_in_halves(Tensor values, Tensor weights, Tensor lost) -> Tensor",
         _halves,
         lambda x, *_: x.new_empty(*x.shape[:2], 2 * x.shape[2]),
+    ),
+    (
+        "gram_of_rows_(Tensor(a!) out, Tensor values, int part) -> ()",
+        _gram_of_rows,
+        lambda *_: None,
     ),
     (
         "bounds_of_grams(Tensor grams, Tensor errors) -> Tensor",

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from affidavit.trainer.clipping.kernel_sizes import (
+    GRAM_PART,
+    GRAM_TILE,
     LOOK_UP_COLUMNS,
     PART_COLUMNS,
     PART_STEPS,
@@ -56,6 +58,45 @@ def _scale_in_halves(  # type: ignore[no-untyped-def]
     low = (high.to(tl.float32) - scaled).to(tl.bfloat16)
     tl.store(out + row * 2 * width + place, high, mask=inside)
     tl.store(out + row * 2 * width + width + place, low, mask=inside)
+
+
+@triton.jit
+def _gram_of_rows(  # type: ignore[no-untyped-def]
+    out,
+    values,
+    of_records,
+    of_steps,
+    of_columns,
+    steps,
+    width,
+    part,
+    tile: tl.constexpr,
+    at_once: tl.constexpr,
+    is_whole: tl.constexpr,
+):
+    place, record = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(steps, tile)
+    top = place // across * tile + tl.arange(0, tile)
+    left = place % across * tile + tl.arange(0, tile)
+    values += record * of_records
+    total = tl.zeros((tile, tile), dtype=tl.float32)
+    for first in range(0, width, part):
+        of_part = tl.zeros((tile, tile), dtype=tl.float32)
+        for begin in range(first, first + part, at_once):
+            column = begin + tl.arange(0, at_once)
+            at = top[:, None] * of_steps + column[None, :] * of_columns
+            inside = (top < steps)[:, None] & (column < width)[None, :]
+            rows = tl.load(values + at, mask=inside, other=0.0)
+            if is_whole:
+                others = tl.trans(rows)
+            else:
+                at = left[None, :] * of_steps + column[:, None] * of_columns
+                inside = (left < steps)[None, :] & (column < width)[:, None]
+                others = tl.load(values + at, mask=inside, other=0.0)
+            of_part = tl.dot(rows, others, of_part, input_precision="ieee")
+        total += of_part
+    entry = (record * steps + top[:, None]) * steps + left[None, :]
+    tl.store(out + entry, total, mask=(top < steps)[:, None] & (left < steps)[None, :])
 
 
 @triton.jit
@@ -382,6 +423,28 @@ def scale_in_halves(values: Tensor, weights: Tensor, lost: Tensor) -> Tensor:
         columns=ROW_COLUMNS,
     )
     return out
+
+
+def gram_of_rows_(out: Tensor, values: Tensor, part: int) -> None:
+    """Write A_i A_iᵀ of each record of ``values`` (n, T, m) to ``out`` (n, T, T), contiguous.
+
+    ``part`` columns, a multiple of ``GRAM_PART``, are summed at once.
+    """
+    records, steps, width = values.shape
+    tile = min(GRAM_TILE, max(16, triton.next_power_of_2(steps)))
+    across = triton.cdiv(steps, tile)
+    _gram_of_rows[(across * across, records)](
+        out,
+        values,
+        *values.stride(),
+        steps,
+        width,
+        part,
+        tile=tile,
+        at_once=GRAM_PART,
+        is_whole=across == 1,
+        num_warps=8 if tile == GRAM_TILE else 4,
+    )
 
 
 def bounds_of_grams(grams: Tensor, errors: Tensor) -> Tensor:

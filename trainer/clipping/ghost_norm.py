@@ -35,6 +35,7 @@ from torch import Tensor
 from affidavit.trainer.clipping import device_operations
 from affidavit.trainer.clipping.device_operations import (
     clipped_sum_of_rows,
+    gram_of_rows_,
     has_kernels,
     lie_together,
     norms_of_look_ups,
@@ -44,7 +45,12 @@ from affidavit.trainer.clipping.device_operations import (
     terms_of_squares,
     zero_records_,
 )
-from affidavit.trainer.clipping.kernel_sizes import LEAST_STEPS, PART_STEPS, STEPS_AT_ONCE
+from affidavit.trainer.clipping.kernel_sizes import (
+    GRAM_PART,
+    LEAST_STEPS,
+    PART_STEPS,
+    STEPS_AT_ONCE,
+)
 from affidavit.trainer.errors import MixedRecords
 from affidavit.trainer.norm_bounds import (
     BFLOAT16_ERROR,
@@ -284,6 +290,9 @@ def grams_of_rows(items: Sequence[tuple[Tensor, int]]) -> Tensor:
     n, steps, _ = items[0][0].shape
     grams = items[0][0].new_empty(len(items), n, steps, steps, dtype=accumulation_type(items[0][0]))
     for gram, (values, part) in zip(grams, items, strict=True):
+        if are_bfloat16(values) and has_kernels(values.device):
+            gram_of_rows_(gram, values, part)
+            continue
         first, *rest = values.split(part, -1)
         batched_matmul(first, first.mT, out=gram)
         for item in rest:
@@ -317,13 +326,15 @@ class LinearFactors(Factors):
     def part_lengths(self) -> tuple[int, int]:
         """The lengths of the parts in which products of rows of A and of B are added.
 
-        Their errors count in the square of the norm, so for half in the norm.
+        Their errors count in the square of the norm, so for half in the norm. A kernel takes
+        multiples of ``GRAM_PART``.
         """
         steps, in_size, out_size = self.sizes
-        return (
-            self._part_length(in_size, (1 + steps / out_size**0.5) / 2),
-            self._part_length(out_size, (1 + steps / in_size**0.5) / 2),
-        )
+        in_part = self._part_length(in_size, (1 + steps / out_size**0.5) / 2)
+        out_part = self._part_length(out_size, (1 + steps / in_size**0.5) / 2)
+        if not has_kernels(self.device):
+            return in_part, out_part
+        return -(-in_part // GRAM_PART) * GRAM_PART, -(-out_part // GRAM_PART) * GRAM_PART
 
     @cached_property
     def _lost_and_reach(self) -> tuple[Tensor, ...]:
@@ -449,11 +460,13 @@ class LinearFactors(Factors):
     def prefers_gram(self) -> bool:
         """Whether two T × T matrices are cheaper than one out × in matrix per record.
 
-        Each part of either after the first is written, and read and written when it is added.
+        Each part of either after the first is written, and read and written when it is added,
+        unless a kernel adds it.
         """
         steps, in_size, out_size = self.sizes
         in_part, out_part = self.part_lengths
         parts = math.ceil(in_size / in_part) + math.ceil(out_size / out_part) - 2
+        parts = 0 if self._has_kernels else parts
         gram_cost = steps * steps * (in_size + out_size + self._move_cost * parts)
         moves = 0 if has_kernels(self.device) else math.ceil(steps / self._direct_part)
         return gram_cost < (steps + self._move_cost * moves) * in_size * out_size
@@ -532,8 +545,12 @@ class LinearFactors(Factors):
         return rounding * (1 + BFLOAT16_ERROR) ** 2 + scaling
 
     @property
+    def _has_kernels(self) -> bool:
+        return self.is_bfloat16 and has_kernels(self.device)
+
+    @property
     def _has_kernel_of_sums(self) -> bool:
-        return self.is_bfloat16 and has_kernels(self.device) and self.sizes[0] >= LEAST_STEPS
+        return self._has_kernels and self.sizes[0] >= LEAST_STEPS
 
     @property
     def stack_key(self) -> tuple[Any, ...] | None:

@@ -17,5 +17,8 @@ LOOK_UP_COLUMNS = 128
 STEPS_AT_ONCE, LEAST_STEPS = 64, 16
 """Steps of a record that are multiplied and weighted at once, and fewest that a kernel takes."""
 
+GRAM_TILE, GRAM_PART = 128, 64
+"""Rows and columns of A Aᵀ at most, and columns of A, that are multiplied at once."""
+
 MAX_SPLITS, MULTIPROCESSORS = 4, 132
 """Parts that records are divided into at most to fill a device, and programs that fill an H200."""

@@ -110,6 +110,13 @@ for n, steps, in_size, out_size, parts in (
     exact = torch.stack([of.sum(0) for of in exact])
     for of in (fused, torch.ops.affidavit):
         close(of.sums_of_products(a, b, weights, lost, parts).double(), exact, rtol=0, atol=1e-4)
+
+for n, steps, width in ((2, 3, 5), (1, 130, 70)):
+    a = torch.randn(n, width, steps).mT
+    for of in (fused, torch.ops.affidavit):
+        out = torch.empty(n, steps, steps)
+        of.gram_of_rows_(out, a, 64)
+        close(out.double(), a.double() @ a.double().mT, rtol=1e-5, atol=1e-4)
 print("the same")
 """
 

@@ -100,6 +100,7 @@ def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, value in (
         ("has_kernels", lambda _: True),
+        ("gram_of_rows_", lambda out, values, _: truncating(values, values.mT, out)),
         ("LEAST_STEPS", 1),
         ("STEPS_AT_ONCE", 2),
         ("sums_of_products", weighted),
