@@ -35,14 +35,14 @@ class Layer(nn.Module):
             for item in (self.query, self.key, self.value)
         )
         groups = q.shape[1] // k.shape[1]
-        k, v = (item.repeat_interleave(groups, 1) for item in (transpose_conv1d(k), v))
-        mixed = functional.scaled_dot_product_attention(transpose_conv1d(q), k, v, is_causal=True)
+        k, v = (item.repeat_interleave(groups, 1) for item in (rotate(k), v))
+        mixed = functional.scaled_dot_product_attention(rotate(q), k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         y = self.second(x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
-def transpose_conv1d(x: Tensor) -> Tensor:
+def rotate(x: Tensor) -> Tensor:
     """Queries or keys (n, heads, T, d) with their rotary positions."""
     half = x.shape[-1] // 2
     rates = 10_000.0 ** (-torch.arange(half, device=x.device) / half)

@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--certificate", default="bundle.json")
     parser.add_argument("--record", default="run")
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", message="Secure RNG transpose_conv1d off|Full backward hook")
+    warnings.filterwarnings("ignore", message="Secure RNG turned off|Full backward hook")
 
     # affidavit: adjacency=add_remove dataset_size=1438 steps=230 target_epsilon=8
     train, test = digits()

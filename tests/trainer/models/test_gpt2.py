@@ -34,8 +34,8 @@ def published(config: GPT2Config) -> dict[str, Tensor]:
         del state["lm_head.weight"]
     result = {}
     for place, name in enumerate(sorted(state)):
-        transpose_conv1d = state[name].ndim == 2 and ".h." in name
-        shape = state[name].mT.shape if transpose_conv1d else state[name].shape
+        is_transposed = state[name].ndim == 2 and ".h." in name
+        shape = state[name].mT.shape if is_transposed else state[name].shape
         wave = torch.sin(torch.arange(shape.numel(), dtype=torch.float64) * 0.37 + 1.3 * place)
         scale = ".ln_" in name and name.endswith("weight")
         result[name] = (0.4 * wave.view(shape) + scale).float()

@@ -252,10 +252,10 @@ def test_the_noise_of_each_tensor_does_not_depend_on_chunks(
         NoiseSource(tensors).add_to(sums, KEY)
         for name, result in sums.items():
             assert torch.equal(result, start[name].add(noise[name], alpha=0.3))
-    transpose_conv1d = {**start, "e": start["e"].clone().mT}  # whose memory is in another order
-    before = transpose_conv1d["e"].clone()
-    NoiseSource(tensors).add_to(transpose_conv1d, KEY)
-    assert torch.allclose(transpose_conv1d["e"], before + 0.3 * noise["e"], atol=1e-6)
+    transposed = {**start, "e": start["e"].clone().mT}  # whose memory is in another order
+    before = transposed["e"].clone()
+    NoiseSource(tensors).add_to(transposed, KEY)
+    assert torch.allclose(transposed["e"], before + 0.3 * noise["e"], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
