@@ -10,7 +10,8 @@ frozen layers) are named and were not trained under the certificate.
 
 Weights in other forms, such as pickles (``.pt``), are not read, because reading executes them. If
 there may be any beside safetensors, a loader may prefer them, so the weights count as not checked:
-every other file must be text, a picture or a tokenizer by name.
+every other file must be text, a picture or a tokenizer by name, and an index of shards must name
+no file but safetensors.
 
 Reference: the safetensors format, v0.4: eight bytes of length, a JSON header, the tensors.
 """
@@ -22,11 +23,11 @@ import hashlib
 import os
 import pickletools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from affidavit.assessment import certified_plan
@@ -73,6 +74,8 @@ TORCH_TYPES = {
 """Types of trained tensors: the name in a record's digest, and the bytes of a number."""
 OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".onnx", ".pickle", ".pkl", ".pt", ".pth", SUFFIX})
 """Suffixes for which loaders look, in any case, whatever is in the file."""
+INDEX_SUFFIX = ".index.json"
+"""How the names of the files end that say in which file each tensor of a large model is."""
 IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 """How pictures begin, which hold no weights."""
 TOKENIZERS = frozenset({"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"})
@@ -360,7 +363,10 @@ def _check_weights(
             "Put this run's weights into the folder.",
         )
     others = [item.name for item in manifest.files if item.name not in files]
-    return not any(_may_hold_weights(folder / name) for name in others), untrained
+    return not any(
+        _may_hold_weights(folder / name) or _names_other_files(folder, name, files)
+        for name in others
+    ), untrained
 
 
 def _may_hold_weights(path: Path) -> bool:
@@ -378,6 +384,18 @@ def _may_hold_weights(path: Path) -> bool:
             return _is_pickle(stream)
     except OSError:
         return True
+
+
+def _names_other_files(folder: Path, name: str, files: Sequence[str]) -> bool:
+    """Whether an index of shards has a loader read other files than those that were compared."""
+    if not name.lower().endswith(INDEX_SUFFIX):
+        return False
+    try:
+        shards = load_json((folder / name).read_bytes(), MAX_HEADER_BYTES).data["weight_map"]
+        named = {(PurePosixPath(name).parent / shard).as_posix() for shard in shards.values()}
+    except (OSError, MalformedPlan, KeyError, TypeError, AttributeError):
+        return True
+    return not named <= set(files)
 
 
 def _is_text(stream: BinaryIO) -> bool:

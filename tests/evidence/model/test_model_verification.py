@@ -296,6 +296,10 @@ def test_weights_that_cannot_be_compared_are_declared(run: Run, tmp_path: Path) 
         ("weights.raw", bytes(24)),
         ("notes.gz", b"\x1f\x8b\x08"),
         ("old.txt", pickle.dumps({"a": [0.0, 0.0]}, protocol=0)),
+        ("objects.npz", b"PK\x03\x04"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "tokenizer.model"}}'),
+        ("deep/pytorch_model.bin.index.json", b'{"weight_map": {"a": "../curve.png"}}'),
+        ("model.safetensors.index.json", b'{"weight_map": []}'),
     ],
 )
 def test_weights_beside_those_that_were_checked_are_declared(
@@ -317,6 +321,7 @@ def test_text_pictures_and_tokenizers_hold_no_weights(run: Run, tmp_path: Path) 
         ("config.json", b"{}"),
         ("curve.png", b"\x89PNG\r\n\x1a\n\0\0"),
         ("tokenizer.model", b"\n\x0e\0"),
+        ("model.safetensors.index.json", json.dumps({"weight_map": {"a": WEIGHTS}}).encode()),
     ):
         (tmp_path / name).write_bytes(content)
     save_file(run.weights, tmp_path / WEIGHTS)

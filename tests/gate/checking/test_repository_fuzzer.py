@@ -256,7 +256,7 @@ def run_check(asked: list[str], format_: str, report: Path) -> tuple[int, str]:
         with pytest.raises(typer.Exit) as ended:
             check(asked, format_=format_, report=[f"json={report}"])
         stream.flush()
-    return ended.value.exit_code, stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    return ended.value.exit_code, stream.buffer.getvalue().decode()
 
 
 def exit_of(repository: Repository, format_: str, report: Path) -> int:
