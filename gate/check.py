@@ -188,7 +188,8 @@ def _ended_result(ended: Ended) -> CheckResult:
 
 def _search_summary(searched: Sequence[str], results: Sequence[CheckResult]) -> str:
     """Return which scripts and notebooks of folders make a private call."""
-    private = [name for name in searched if any(result.file == name for result in results)]
+    found = {result.file for result in results}
+    private = [name for name in searched if name in found]
     notebooks = sum(name.lower().endswith(".ipynb") for name in searched)
     from affidavit.importers import LIBRARIES
 

@@ -34,6 +34,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -338,18 +339,26 @@ def print_excerpt(
     path = Path(file)
     if line is None or code in ABSENT_FIELD_CODES or path.suffix == ".ipynb":
         return
-    here = Path.cwd()
-    folder = here if Path(os.path.abspath(file)).is_relative_to(here) else path.parent
     try:
-        raw = read_inside(path, folder, MAX_EXCERPT_FILE_BYTES)
+        state = os.stat(path)
     except (OSError, ValueError):
         return
-    if len(raw) > MAX_EXCERPT_FILE_BYTES:
-        return
-    lines = raw.decode("utf-8", "replace").split("\n")
+    lines = _lines_of(path.absolute(), state.st_ino, state.st_size, state.st_mtime_ns)
     if 0 < line <= len(lines):
         for text in frame_excerpt(lines[line - 1], line, column or 1, code):
             console.print(escape(text), style="dim")
+
+
+@lru_cache(maxsize=1)
+def _lines_of(path: Path, *_: int) -> list[str]:
+    """Return the lines of a text, read once for all findings in it, or none if it is unreadable."""
+    here = Path.cwd()
+    folder = here if Path(os.path.abspath(path)).is_relative_to(here) else path.parent
+    try:
+        raw = read_inside(path, folder, MAX_EXCERPT_FILE_BYTES)
+    except (OSError, ValueError):
+        return []
+    return raw.decode("utf-8", "replace").split("\n") if len(raw) <= MAX_EXCERPT_FILE_BYTES else []
 
 
 def _end_of_value(text: str) -> int:

@@ -9,6 +9,7 @@ that item. Results that were told before are kept.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import pickle
 import signal
@@ -52,6 +53,8 @@ class Begun:
     """Whether every child must begin with it, so that nothing follows if one is ended in it."""
     of_total: bool = False
     """Whether less is left for the whole than the deadline of an item."""
+    seconds: float = math.inf
+    """Processor time that it may take, with what this process does with its results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,13 @@ class _Box(Generic[T]):
 
     def __init__(self, work: Work[T]) -> None:
         self._work, self._limits, self._used = work, Limits(), -time.process_time()
+        self._is_late = False
         self.why: str | None = None
         """Why the last child was ended, or None if it finished."""
 
     def run(self, done: frozenset[str]) -> Iterator[Begun | T]:
         """Yield the messages of one child, which leaves out the items in ``done``."""
+        self._is_late = False
         reading, writing = os.pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -121,7 +126,7 @@ class _Box(Generic[T]):
         reaped = False
         try:
             with open(reading, "rb") as stream:
-                yield from self._messages(stream)
+                yield from self._messages(stream, child)
             _, status, usage = os.wait4(child, 0)
             reaped = True
         finally:
@@ -130,9 +135,13 @@ class _Box(Generic[T]):
                     os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
         self._used += usage.ru_utime + usage.ru_stime
-        self.why = self._reason(os.waitstatus_to_exitcode(status))
+        # It may have told everything before it was ended for results that take long.
+        code = -signal.SIGPROF if self._is_late else os.waitstatus_to_exitcode(status)
+        self.why = self._reason(code)
 
-    def _messages(self, stream: BinaryIO) -> Iterator[Begun | T]:
+    def _messages(self, stream: BinaryIO, child: int) -> Iterator[Begun | T]:
+        """Yield what the child tells; end it if an item and its results take too long together."""
+        began, seconds = 0.0, math.inf
         while True:
             try:
                 message = pickle.load(stream)  # of a fork of this process
@@ -142,8 +151,14 @@ class _Box(Generic[T]):
                 raise message.error
             if isinstance(message, Limits):
                 self._limits = message
-            else:
-                yield message
+                continue
+            if isinstance(message, Begun):
+                began, seconds = time.process_time() + _time_of(child), message.seconds
+            yield message
+            if time.process_time() + _time_of(child) - began > seconds:
+                self._is_late = True
+                os.kill(child, signal.SIGPROF)
+                return
 
     def _reason(self, code: int) -> str | None:
         if code == 0:
@@ -192,12 +207,13 @@ class _Box(Generic[T]):
 
     def _begin(self, begun: Begun, stream: BinaryIO) -> None:
         """Tell that an item is begun, and set the timer for it."""
-        used = self._used + time.process_time() + _time_of_parent()
+        used = self._used + time.process_time() + _time_of(os.getppid())
         left = self._limits.total_seconds - used
-        _tell(stream, replace(begun, of_total=left < self._limits.file_seconds))
+        seconds = min(left, self._limits.file_seconds)
+        _tell(stream, replace(begun, of_total=left < self._limits.file_seconds, seconds=seconds))
         if left <= 0:
             signal.raise_signal(signal.SIGPROF)  # the timer would let what is short pass
-        signal.setitimer(signal.ITIMER_PROF, min(left, self._limits.file_seconds))
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _tell(stream: BinaryIO, message: object) -> None:
@@ -223,12 +239,12 @@ def _limit(limits: Limits) -> None:
     )
 
 
-def _time_of_parent() -> float:
-    """Return the processor time of the parent in seconds, or 0 where the system has no such clock.
+def _time_of(process: int) -> float:
+    """Return the processor time of a process in seconds, or 0 where the system has no such clock.
 
     The clock is that of clock_getcpuclockid(3) on Linux.
     """
     if sys.platform == "linux":
         with suppress(OSError):
-            return time.clock_gettime(~os.getppid() << 3 | 2)
+            return time.clock_gettime(~process << 3 | 2)
     return 0.0
