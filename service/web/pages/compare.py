@@ -33,6 +33,7 @@ from affidavit.service.core.problems import Problem
 from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.openapi import ID_PATTERN
 from affidavit.service.web.pages.access import Reader
+from affidavit.service.web.pages.certificates import certified_choices
 from affidavit.service.web.pages.charts import chart_response
 from affidavit.service.web.pages.errors import unavailable
 from affidavit.service.web.pages.forms import SubmittedForm
@@ -93,9 +94,13 @@ class ChangeLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The view: the plans, and the comparison of each with the first."""
+    """The view: the plans, and the comparison of each with the first.
+
+    ``choices`` are the ids and names of certificates to choose from.
+    """
 
     ids: tuple[str, ...] = ()
+    choices: tuple[tuple[str, str], ...] = ()
     profile: str | None = None
     first_yaml: str = ""
     second_yaml: str = ""
@@ -121,6 +126,7 @@ async def compare_certificates(
     texts = [yaml_of(as_document(plan)) for plan in existing.values()]
     view = Comparison(
         ids=ids,
+        choices=await run_in_threadpool(_choices, services),
         profile=f"/compare/profile.svg{query(id=ids)}",
         first_yaml=texts[0] if texts else "",
         second_yaml=texts[1] if len(texts) > 1 else "",
@@ -278,6 +284,11 @@ def _overlay(profiles: Sequence[tuple[str, Chart]]) -> Chart:
     return replace(
         profiles[0][1], title="Privacy profiles", description="δ against ε.", marks=lines
     )
+
+
+def _choices(services: Services) -> tuple[tuple[str, str], ...]:
+    with services.engine.connect() as connection:
+        return certified_choices(connection)
 
 
 def _plan(services: Services, certificate_id: str) -> Plan | None:

@@ -138,7 +138,6 @@ class Record:
     conformant: bool
     charged: int
     released: int
-    to_charge: int
     findings: tuple[dict[str, Any], ...]
     began: str
     ended: str
@@ -414,7 +413,6 @@ def read_provenance(envelope: Any) -> Record | None:
             conformant=conformance["conformant"],
             charged=conformance["steps"]["charged"],
             released=conformance["steps"]["released"],
-            to_charge=conformance["steps"]["to_charge"],
             findings=tuple(conformance["findings"]),
             began=str(details["metadata"]["startedOn"]),
             ended=str(details["metadata"]["finishedOn"]),
