@@ -18,6 +18,8 @@ from affidavit.gate.exit_codes import Exit
 
 BLAS_TIMEOUT = ("OPENBLAS_THREAD_TIMEOUT", "20")
 """Let idle threads of OpenBLAS sleep after 2^20 cycles, instead of a third of a second."""
+NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
+"""No other package watches what is validated; looking for one reads every installed package."""
 _SYMBOLS = "ε δ σ μ ρ Φ Δ Σ α γ κ λ √ ¹ ² ⁻ ₁ ₂ · ≤ ≥ ≠ × → – — … ‖ ✓ ✗ ′"
 _WORDS = (
     "epsilon delta sigma mu rho Phi Delta Sigma alpha gamma kappa lambda sqrt 1 ^2 ^- 1 2 "
@@ -29,7 +31,8 @@ ASCII_FORMS = dict(zip(_SYMBOLS.split(), _WORDS.split(), strict=True))
 
 def main() -> NoReturn:
     """Run the command in ``sys.argv`` and exit with its code."""
-    os.environ.setdefault(*BLAS_TIMEOUT)
+    for setting in (BLAS_TIMEOUT, NO_PLUGINS):
+        os.environ.setdefault(*setting)
     sys.exit(run(lambda: _command(sys.argv[1:])))
 
 
