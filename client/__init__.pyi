@@ -40,6 +40,7 @@ from .models import Run as Run
 from .models import RunCharge as RunCharge
 from .models import RunEvent as RunEvent
 from .models import RunProgress as RunProgress
+from .models import RunReplay as RunReplay
 from .models import RunState as RunState
 from .models import Spent as Spent
 from .models import StepsSpent as StepsSpent

@@ -32,6 +32,7 @@ from affidavit.client.models import (
     Run,
     RunEvent,
     RunProgress,
+    RunReplay,
 )
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -468,6 +469,12 @@ def request_run(run: Mapping[str, Any], key: str | None = None) -> Call[Run]:
 def cancel_run(run_id: str, reason: str) -> Call[Run]:
     """Cancel a run; not retried, because the answer says whether this call cancelled it."""
     return _post_model(f"/v1/runs/{segment(run_id)}/cancel", Run, {"reason": reason})
+
+
+def add_replay(run_id: str, record: Mapping[str, Any]) -> Call[RunReplay]:
+    """Add what a replay of the training script on the run's plan showed."""
+    call = _post_model(f"/v1/runs/{segment(run_id)}/replay", RunReplay, record)
+    return replace(call, repeatable=True)
 
 
 def _get(

@@ -84,6 +84,7 @@ class _ClientBase:
     request_run = ClientMethod(calls.request_run)
     run = ClientMethod(calls.run)
     cancel_run = ClientMethod(calls.cancel_run)
+    add_replay = ClientMethod(calls.add_replay)
     get = ClientMethod(calls.get)
     content = ClientMethod(calls.content)
     post = ClientMethod(calls.post)

@@ -383,6 +383,16 @@ class Run(ResponseModel):
     changed_at: Instant
 
 
+class RunReplay(ResponseModel):
+    """What a replay showed of a run, as ``added_by`` declares; ``digest`` is its record's."""
+
+    run_id: str
+    digest: Identifier
+    verdict: Literal["not_refuted", "refuted", "undecided"]
+    added_by: str
+    added_at: Instant
+
+
 class RunEvent(ResponseModel):
     """The data of a server-sent event `state`."""
 

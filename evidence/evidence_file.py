@@ -29,8 +29,9 @@ wherever it is: in a file, in the manifest, or in the structure of the zip.
 ``provenance.json``       the worker's signed statement about the run
 ========================  ==========================================================================
 
-The last four are of a run. A replay and a timestamp are added by those who fetch the file; the
-manifest lists all files but the timestamp. All JSON but the record and the entries is canonical
+The last four are of a run. A replay was added to the run, or by those who fetched the file, and an
+authority of the service's settings or of theirs stamped it; the manifest lists all files but the
+timestamp. All JSON but the record and the entries is canonical
 (RFC 8785).
 
 Reference: PKWARE, APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16.

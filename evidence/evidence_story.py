@@ -125,6 +125,12 @@ def complete_evidence(
     files = read_evidence(raw)
     if replay is not None:
         record = read_replay_record(replay)
+        if REPLAY in files:
+            raise BadReplayRecord(
+                "bad_replay_record",
+                "the file has a replay already, which was added to the run",
+                "Leave --replay out",
+            )
         if record.plan != digest_of(json.loads(files["plan.json"])):
             raise BadReplayRecord(
                 "bad_replay_record",

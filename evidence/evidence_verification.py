@@ -356,7 +356,7 @@ class _Check:
                 if entry["subject"] == first["reservation"]
             }
             stated_items = {
-                event["seq"]: f"sha256:{hashlib.sha256(event['state'].encode()).hexdigest()}"
+                event["seq"]: _digest_of_bytes(event["state"].encode())
                 for event in document["events"]
             }
         except ALTERED:
@@ -366,16 +366,21 @@ class _Check:
         self.note(12, f"{len(stated_items)} events with their logged states")
 
     def replay(self) -> None:
-        """The record is of the certified plan; what it says is declared."""
-        if REPLAY not in self.files:
+        """The record is of the certified plan, and the logged one; what it says is declared."""
+        logged = next(self.of_run("replay"), None) if self.about.get("run") is not None else None
+        if REPLAY not in self.files and logged is None:
             self.note(13, "no replay", checked=False)
             return
+        content = part_of(self.files, REPLAY, 13)
+        if logged is not None and logged["body"].get("digest") != _digest_of_bytes(content):
+            raise _mismatch(13, REPLAY, "another record than the logged one")
         record = _mapping(load_part(self.files, REPLAY, 13), REPLAY, 13)
         if record.get("type") != RECORD_TYPE:
             raise _mismatch(13, REPLAY, "no replay record")
         if record.get("plan") != digest_of(self.predicate["plan"]):
             raise _mismatch(13, REPLAY, "another plan than the certificate")
-        self.note(13, "of the certified plan; what it says is declared")
+        author = "" if logged is None else f", as {logged['actor']} added"
+        self.note(13, f"of the certified plan{author}; what it says is declared")
 
     def story(self) -> None:
         """The pages say what the other files say; another release may say it otherwise."""
@@ -428,6 +433,10 @@ def _read_entries(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
     except ALTERED:
         pass
     raise _mismatch(3, "log/entries.jsonl", "lines that are no entries")
+
+
+def _digest_of_bytes(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _decision(actor: str, body: Mapping[str, Any]) -> tuple[str, str, str, str]:

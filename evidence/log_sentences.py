@@ -34,6 +34,7 @@ _SENTENCES = {
     "settlement": "settled a run{of} on {dataset}",
     "release": "released a reservation{of} on {dataset}, which costs nothing",
     "record": "logged the first line of the record of the run{of}",
+    "replay": "added a replay of the run{of}: {verdict}",
     "steps": "was granted steps up to {granted} of the run{of}",
     "keyset": "published keyset {version}",
     "token": "created the token {name}",
@@ -76,6 +77,7 @@ def _named(body: Mapping[str, Any], plan: str | None) -> Mapping[str, str]:
     inner = body.get("ledger") or body.get("waiver") or {}
     result: defaultdict[str, str] = defaultdict(lambda: _MISSING)
     result |= {name: str(value) for name, value in {**body, **inner}.items()}
+    result["verdict"] = str(body.get("verdict", _MISSING)).replace("_", " ")
     result["may"] = _MAY.get(str(body.get("may")), _MISSING)
     result["plan"], result["of"] = (f" {plan}", f" of {plan}") if plan else ("", "")
     return result

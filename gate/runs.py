@@ -82,6 +82,24 @@ def cancel(
     print_answer(cancelled, f"{cancelled.state}, cancellation requested", as_json=as_json)
 
 
+@runs.command("replay")
+def replay(
+    run: RunArgument,
+    record: Annotated[Path, typer.Argument(help="File of `affidavit replay --record`.")],
+    server: ServerOption = DEFAULT_SERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Add what a replay on the run's plan showed, to its evidence; a run has one replay."""
+    _require_id(run)
+    try:
+        showed = evidence.read_replay_record(read_file(record))
+    except evidence.BadReplayRecord as error:
+        stop(f"{record}: {error}")
+    with connect(server) as service:
+        added = service.add_replay(run, showed.model_dump(mode="json"))
+    print_answer(added, f"added a replay: {added.verdict.replace('_', ' ')}", as_json=as_json)
+
+
 @runs.command("verify")
 @with_options
 def verify(

@@ -119,6 +119,12 @@ def create() -> None:
         _refuse("log_pending", UNSEQUENCED_ENTRY, f"log_pending_guard_{event.lower()}", event)
 
 
+def add(table: str) -> None:
+    """Create a table of this release that earlier databases lack, append-only."""
+    metadata.tables[table].create(op.get_bind())
+    _protect(table)
+
+
 # ---- triggers
 
 

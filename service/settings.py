@@ -17,6 +17,7 @@ that names the variable, and is not replaced by the default.
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, as ``affidavit.example.com/log``
 ``AFFIDAVIT_LOG_ENTRIES``      ``public``: everybody may read log entries at ``/v1/tlog``
 ``AFFIDAVIT_CHECKPOINT_EXPORT``  see ``service.log.checkpoint_publisher``
+``AFFIDAVIT_TIMESTAMP_AUTHORITY``  URL of the authority (RFC 3161) that stamps evidence files
 ``AFFIDAVIT_DISPATCH``           the engine that executes runs: ``service.dispatch.engines``
 ``AFFIDAVIT_JOB``                what the engine starts for a run, described there
 =============================  =====================================================
@@ -37,6 +38,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
@@ -80,6 +82,7 @@ class Settings:
     app_role: str | None = None
     log_origin: str | None = None
     checkpoint_export: str = ""
+    timestamp_authority: str | None = None
     dispatch: str = "local"
     job: str = ""
     public_log_entries: bool = False
@@ -127,12 +130,31 @@ class Settings:
             public_url=public_url,
             log_origin=_log_name(variables, "AFFIDAVIT_LOG_ORIGIN"),
             checkpoint_export=variables.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
+            timestamp_authority=_timestamp_authority(variables),
             dispatch=_validated_dispatch(variables),
             job=variables.get("AFFIDAVIT_JOB", ""),
             public_log_entries=_is_public(variables, "AFFIDAVIT_LOG_ENTRIES"),
             halves=private_key_source(variables),
             app_role=variables.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
+
+
+def _timestamp_authority(variables: Mapping[str, str]) -> str | None:
+    """Return the URL of the authority; raises ``SettingsError`` if none could be asked there."""
+    url = variables.get("AFFIDAVIT_TIMESTAMP_AUTHORITY", "").strip()
+    if not url:
+        return None
+    if re.fullmatch(r"https?://[^\s/]+(/\S*)?", url) is None:
+        raise SettingsError(
+            "AFFIDAVIT_TIMESTAMP_AUTHORITY is no URL; give the authority's like "
+            "https://tsa.example.com."
+        )
+    if find_spec("rfc3161_client") is None:
+        raise SettingsError(
+            "AFFIDAVIT_TIMESTAMP_AUTHORITY needs a client; run: pip install "
+            "'affidavit[timestamps]'."
+        )
+    return url
 
 
 def _public_url(text: str) -> str | None:

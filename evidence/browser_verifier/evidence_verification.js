@@ -379,16 +379,22 @@ class EvidenceCheck {
 
   async replay() {
     const name = "replay.json";
-    if (!this.files.has(name)) {
+    const logged = this.hasRun ? this.entriesOf("replay", this.about.run)[0] : undefined;
+    if (!this.files.has(name) && logged === undefined) {
       this.report.add(13, "no replay", false);
       return;
+    }
+    const content = this.part(name, 13);
+    if (logged !== undefined && logged.body.digest !== (await digestOfBytes(content))) {
+      throw mismatch(13, name, "another record than the logged one");
     }
     const record = this.object(name, 13);
     if (record.type !== REPLAY_TYPE) throw mismatch(13, name, "no replay record");
     if (record.plan !== (await digestOf(this.predicate.plan))) {
       throw mismatch(13, name, "another plan than the certificate");
     }
-    this.report.add(13, "of the certified plan; what it says is declared");
+    const author = logged === undefined ? "" : `, as ${logged.actor} added`;
+    this.report.add(13, `of the certified plan${author}; what it says is declared`);
   }
 
   story() {

@@ -28,6 +28,7 @@ from affidavit.service.log.entry_type import Body, EntryType, fields, fields_whe
 from affidavit.service.operation.four_eyes import proposal_entry
 from affidavit.service.policies.store import policy_entry, waiver_entry
 from affidavit.service.runs.repository import event_entry as run_event_entry
+from affidavit.service.runs.repository import replay_entry
 from affidavit.service.tables.certificates import certificates
 from affidavit.service.tables.identity import admin_proposals, token_revocations, tokens
 from affidavit.service.tables.keys import keysets
@@ -41,7 +42,7 @@ from affidavit.service.tables.policies import (
     waiver_revocations,
     waivers,
 )
-from affidavit.service.tables.runs import run_events, runs
+from affidavit.service.tables.runs import run_events, run_replays, runs
 from affidavit.trust import statement_in
 from affidavit.trust.log import LogEntry
 
@@ -155,6 +156,13 @@ ENTRY_TYPES = (
         entry=_run_event,
         joined=(runs.c.team, _OWNER),
         about=lambda subject: run_events.c.run_id == subject,
+        grows=True,
+    ),
+    EntryType(
+        table=run_replays,
+        kinds=("replay",),
+        entry=replay_entry,
+        about=lambda subject: run_replays.c.run_id == subject,
         grows=True,
     ),
 )

@@ -7,26 +7,37 @@ only an auditor may have it made.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, select
+from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants import AFFIDAVIT_VERSION, decimal_up
 from affidavit.assessment import PlanNotClosed
 from affidavit.certificate.policy import BUILT_IN
+from affidavit.client import NoTimestamp, request_timestamp
 from affidavit.evidence import check_conformance, tell_story, verifier_page
-from affidavit.evidence.evidence_file import STORY, VERIFIER
+from affidavit.evidence.evidence_file import (
+    REPLAY,
+    STORY,
+    TIMESTAMP,
+    VERIFIER,
+    manifest_of_files,
+)
 from affidavit.plan import PlanError, Reason, canonical_json
 from affidavit.service.certificates.decisions import history
 from affidavit.service.certificates.status_list_signing import StatusLists
 from affidavit.service.certificates.store import CertificateStore, StoredCertificate
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.errors import DomainError
+from affidavit.service.core.fair_queue import outside_turn
 from affidavit.service.keys.keyring import KeysetStore
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger.state import LedgerState, StoredLedger
@@ -37,6 +48,16 @@ from affidavit.service.runs.repository import NoRecord, StoredRun
 from affidavit.service.tables.ledger import ledger_events
 from affidavit.trust import encode_base64, format_instant, statement_in
 
+_STAMPING = ThreadPoolExecutor(4)
+"""Threads that wait for the authority, so that one that hangs takes none from other requests."""
+
+
+class NotStamped(DomainError):
+    """The time-stamping authority of the settings gave no timestamp."""
+
+    code = "not_stamped"
+    status = 503
+
 
 class EvidenceIncomplete(DomainError):
     """Something that the file needs is not there yet."""
@@ -46,7 +67,10 @@ class EvidenceIncomplete(DomainError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceCollector:
-    """The use case; ``keys`` are the public records, ``complaints`` those of the audit."""
+    """The use case; ``keys`` are the public records, ``complaints`` those of the audit.
+
+    ``authority`` is the URL of a time-stamping authority, which stamps every file, or None.
+    """
 
     engine: Engine
     store: CertificateStore
@@ -56,23 +80,49 @@ class EvidenceCollector:
     log: LogReader
     keys: Callable[[], Sequence[Mapping[str, Any]]]
     complaints: Callable[[], Sequence[Reason]]
+    authority: str | None
 
-    def of_certificate(self, certificate_id: str, now: datetime) -> dict[str, bytes]:
+    async def of_certificate(self, certificate_id: str, now: datetime) -> dict[str, bytes]:
         """Return the files about the current issue of a certificate; raises ``DomainError``."""
+        return await self._stamped(await run_in_threadpool(self._of_issue, certificate_id, now))
+
+    async def of_run(self, run_id: str, now: datetime) -> dict[str, bytes]:
+        """Return the files about a run that ended; raises ``DomainError``."""
+        return await self._stamped(await run_in_threadpool(self._of_run, run_id, now))
+
+    async def _stamped(self, files: dict[str, bytes]) -> dict[str, bytes]:
+        """Return the files with a timestamp of their manifest, if there is an authority."""
+        if self.authority is None:
+            return files
+        manifest = manifest_of_files(files)
+        async with outside_turn():
+            try:
+                stamp = await asyncio.get_running_loop().run_in_executor(
+                    _STAMPING, request_timestamp, manifest, self.authority
+                )
+            except NoTimestamp as error:
+                raise NotStamped(
+                    f"{error}.", "Try again, or have AFFIDAVIT_TIMESTAMP_AUTHORITY unset."
+                ) from None
+        return {**files, TIMESTAMP: stamp}
+
+    def _of_issue(self, certificate_id: str, now: datetime) -> dict[str, bytes]:
         return self._with_story(self._files(self.store.get(certificate_id), None, now))
 
-    def of_run(self, run_id: str, now: datetime) -> dict[str, bytes]:
-        """Return the files about a run that ended; raises ``DomainError``."""
+    def _of_run(self, run_id: str, now: datetime) -> dict[str, bytes]:
         with snapshot(self.engine) as connection:
             run = repository.find(connection, run_id)
             try:
                 parts = repository.final_record(connection, run_id)
             except NoRecord:
                 parts = []
+            replay = repository.replay_of(connection, run_id)
         if not run.has_ended:
             raise EvidenceIncomplete("the run has not ended.", "Wait until it has.")
         issue = self.store.issue(run.certificate, run.issue, untrusted=run.untrusted)
         files = self._files(issue, run, now)
+        if replay is not None:
+            files[REPLAY] = zlib.decompress(replay.content)
         provenance = run.provenance
         if provenance is not None:
             files["provenance.json"] = canonical_json(provenance)

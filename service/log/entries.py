@@ -59,6 +59,7 @@ EntryKind = Literal[
     "release",
     "run",
     "record",
+    "replay",
     "steps",
     "keyset",
     "token",

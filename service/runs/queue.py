@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -29,7 +30,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, select
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.evidence import Conformance, SearchOpening
+from affidavit.client import RunReplay
+from affidavit.evidence import Conformance, ReplayRecord, SearchOpening
+from affidavit.plan import canonical_json
 from affidavit.service.core.database import Store
 from affidavit.service.core.database import hold as hold_certificate
 from affidavit.service.core.errors import DomainError, WrongState
@@ -69,6 +72,13 @@ class LeaseLost(DomainError):
     code = "lease_lost"
 
 
+class WrongReplay(DomainError):
+    """The replay is of another plan than the run."""
+
+    code = "wrong_replay"
+    status = 422
+
+
 @dataclass(frozen=True, slots=True)
 class LockedRun:
     """A run whose lease is locked by the transaction of ``connection``, and the caller.
@@ -95,6 +105,28 @@ class LockedRun:
             marked = run.model_copy(update={"cancel_asked": True})
             return replace(self, run=marked)._end_without_record(body)
         return self._write("cancel_asked", body, cancel=True)
+
+    def add_replay(self, record: ReplayRecord) -> RunReplay:
+        """Store what a replay on the run's plan showed; one that is stored stays.
+
+        Raises ``WrongReplay`` and ``WrongState``.
+        """
+        if record.plan != self.run.plan_digest:
+            raise WrongReplay(
+                "the replay is of another plan than the run, or of none.",
+                "Run affidavit replay --plan with the run's plan.",
+                pointer="/plan",
+            )
+        content = canonical_json(record.model_dump(mode="json"))
+        stored = repository.replay_of(self.connection, self.run.id)
+        if stored is not None and zlib.decompress(stored.content) != content:
+            raise WrongState(
+                f"run {self.run.id} has the record of another replay.",
+                "It stays; add a later one to an evidence file with affidavit evidence --replay.",
+            )
+        if stored is None:
+            repository.add_replay(self.connection, self.run.id, content, self.context)
+        return RunReplay.model_validate(repository.replay_of(self.connection, self.run.id))
 
     # ---- workers ---------------------------------------------------------------------
 

@@ -14,6 +14,9 @@
 ``run_records``
     The record that a worker sent of a run, part by part (zlib; ``length`` is in bytes before).
     Parts come in order and never change; a part may be sent again unchanged.
+``run_replays``
+    What a replay of the training script on the plan showed (canonical JSON, zlib), as one person
+    declares. There is one of a run, inserted with its log entry, so that none takes its place.
 
 The constraints exclude a run that is queued, started or ended twice (``once`` is unique in a run),
 a run that starts without being queued or settles without being started (``follows`` refers to the
@@ -22,6 +25,7 @@ earlier event), and two claims under one fencing token.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections import defaultdict
@@ -38,7 +42,7 @@ from affidavit.service.core.wire_models import Internal
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log import entries
 from affidavit.service.tables.ledger import ledgers, reservations
-from affidavit.service.tables.runs import run_events, run_leases, run_records, runs
+from affidavit.service.tables.runs import run_events, run_leases, run_records, run_replays, runs
 from affidavit.trust.log import LogEntry
 
 End = Literal["settled", "failed", "cancelled"]
@@ -400,3 +404,32 @@ def records_of(connection: Connection, run_id: str) -> dict[int, list[bytes]]:
     for fence, content in connection.execute(query.order_by(*run_records.primary_key)):
         records[fence].append(content)
     return dict(records)
+
+
+# ---- replays --------------------------------------------------------------------------
+
+
+def add_replay(connection: Connection, run_id: str, record: bytes, context: CommandContext) -> None:
+    """Store a replay record, in canonical JSON, with its log entry."""
+    row = {
+        "run_id": run_id,
+        "content": zlib.compress(record),
+        "digest": f"sha256:{hashlib.sha256(record).hexdigest()}",
+        "verdict": json.loads(record)["verdict"],
+        "added_by": context.actor,
+        "added_at": context.at,
+    }
+    entries.insert_logged(connection, run_replays, row, replay_entry)
+
+
+def replay_entry(row: Any) -> LogEntry:
+    """Build the log entry of a row of ``run_replays``."""
+    body = {"digest": row.digest, "verdict": row.verdict}
+    return LogEntry(
+        kind="replay", subject=row.run_id, actor=row.added_by, at=row.added_at, body=body
+    )
+
+
+def replay_of(connection: Connection, run_id: str) -> Row[Any] | None:
+    """Return the row of the run's replay, or None."""
+    return connection.execute(select(run_replays).where(run_replays.c.run_id == run_id)).first()

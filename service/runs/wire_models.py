@@ -15,7 +15,7 @@ from fastapi import Path
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from affidavit.client import Run
-from affidavit.evidence import read_choices
+from affidavit.evidence import ReplayRecord, read_choices
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
 from affidavit.service.core.wire_models import (
     UUID,
@@ -82,6 +82,14 @@ class CancelRequest(RunRequestModel):
 
     noun = "a cancellation"
     reason: Comment = ""
+
+
+class ReplayRequest(RunRequestModel, ReplayRecord):
+    """What a replay of the training script on the run's plan showed, as `affidavit replay` says."""
+
+    noun = "a replay record"
+    guide = "/docs/reference/replay-record"
+    max_bytes = MAX_JSON_BYTES
 
 
 class RunClaimRequest(RunRequestModel):

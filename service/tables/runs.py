@@ -1,4 +1,4 @@
-"""Tables of runs, their events, leases and records."""
+"""Tables of runs, their events, leases, records and replays."""
 
 from __future__ import annotations
 
@@ -115,4 +115,16 @@ run_records = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
     sa.Column("length", sa.Integer, nullable=False),
     sa.CheckConstraint("fence > 0 AND part > 0", name="run_records_counted"),
+)
+
+
+run_replays = sa.Table(
+    "run_replays",
+    metadata,
+    sa.Column("run_id", sa.String(36), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("digest", sa.String(71), nullable=False),
+    sa.Column("verdict", sa.String(16), nullable=False),
+    sa.Column("added_by", sa.String(255), nullable=False),
+    sa.Column("added_at", UtcDateTime, nullable=False),
 )

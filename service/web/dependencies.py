@@ -113,6 +113,7 @@ class Services:
             log=self.log,
             keys=self.key_records,
             complaints=lambda: self.readiness().reasons,
+            authority=settings.timestamp_authority,
         )
         self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
         self.runs = RunService(

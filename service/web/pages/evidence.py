@@ -16,14 +16,16 @@ ZIP = "application/zip"
 
 
 @page(router, "/runs/{run_id}/evidence.zip")
-def of_run(_: Auditor, services: TheServices, run_id: RunId) -> Response:
+async def of_run(_: Auditor, services: TheServices, run_id: RunId) -> Response:
     """Download the evidence of a run with a browser session; the API returns the same bytes."""
-    files = services.evidence.of_run(run_id, services.clock.now())
+    files = await services.evidence.of_run(run_id, services.clock.now())
     return download(write_evidence(files), ZIP, f"evidence-{run_id}.zip")
 
 
 @page(router, "/certificates/{certificate_id}/evidence.zip")
-def of_certificate(_: Auditor, services: TheServices, certificate_id: CertificateId) -> Response:
+async def of_certificate(
+    _: Auditor, services: TheServices, certificate_id: CertificateId
+) -> Response:
     """Download the evidence of a certificate's current issue."""
-    files = services.evidence.of_certificate(certificate_id, services.clock.now())
+    files = await services.evidence.of_certificate(certificate_id, services.clock.now())
     return download(write_evidence(files), ZIP, f"evidence-{certificate_id[7:19]}.zip")

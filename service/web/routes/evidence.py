@@ -29,11 +29,11 @@ Auditor = Annotated[Actor, needs(Scope.AUDIT)]
     "/v1/runs/{run_id}/evidence",
     summary="Get the evidence of a run",
     response_class=StreamingResponse,
-    responses={200: _FILE, **problems(404, 409)},
+    responses={200: _FILE, **problems(404, 409, 503)},
 )
-def evidence(_: Auditor, services: TheServices, run_id: RunId) -> Response:
+async def evidence(_: Auditor, services: TheServices, run_id: RunId) -> Response:
     """Everything about a run that ended, with the log entries about it and their salts."""
-    files = services.evidence.of_run(run_id, services.clock.now())
+    files = await services.evidence.of_run(run_id, services.clock.now())
     return StreamingResponse(write_evidence(files), media_type=BYTES)
 
 
@@ -41,9 +41,11 @@ def evidence(_: Auditor, services: TheServices, run_id: RunId) -> Response:
     "/v1/certificates/{certificate_id}/evidence",
     summary="Get the evidence of a certificate",
     response_class=StreamingResponse,
-    responses={200: _FILE, **problems(404, 409)},
+    responses={200: _FILE, **problems(404, 409, 503)},
 )
-def evidence_of_issue(_: Auditor, services: TheServices, certificate_id: CertificateId) -> Response:
+async def evidence_of_issue(
+    _: Auditor, services: TheServices, certificate_id: CertificateId
+) -> Response:
     """Everything about a certificate's current issue, with the log entries about it."""
-    files = services.evidence.of_certificate(certificate_id, services.clock.now())
+    files = await services.evidence.of_certificate(certificate_id, services.clock.now())
     return StreamingResponse(write_evidence(files), media_type=BYTES)

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.client import Page, Run, RunState
+from affidavit.client import Page, Run, RunReplay, RunState
 from affidavit.plan import Name
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import BundleDocument, QueryModel
@@ -35,6 +35,7 @@ from affidavit.service.runs.wire_models import (
     FailureRequest,
     HeartbeatRequest,
     RecordPartRequest,
+    ReplayRequest,
     RunClaimRequest,
     RunId,
     RunRequest,
@@ -161,6 +162,29 @@ def cancel(
         )
     call = CommandContext.of(actor, http, None, request)
     return queue.change(run_id, call, LockedRun.cancel, request.reason)
+
+
+@router.post(
+    "/v1/runs/{run_id}/replay",
+    summary="Add a replay of a run",
+    response_description="Part of the run's evidence.",
+    responses=problems(404, 409),
+)
+def replay(
+    actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN)],
+    http: Request,
+    services: TheServices,
+    run_id: RunId,
+    request: ReplayRequest,
+) -> RunReplay:
+    """What `affidavit replay --plan` showed; a run has one, which may be sent again."""
+    queue = services.runs.queue
+    if queue.find(run_id).requested_by != actor.name and not actor.may(Scope.ADMIN):
+        raise Problem(
+            403, "not_yours", "You can add a replay only to your own runs. Ask the requester."
+        )
+    call = CommandContext.of(actor, http, None, request)
+    return queue.change(run_id, call, LockedRun.add_replay, request)
 
 
 @router.get(

@@ -38,6 +38,7 @@ from affidavit.evidence.evidence_file import (
 from affidavit.gate import evidence as commands
 from affidavit.gate.cli import app
 from affidavit.plan import canonical_json, digest_of
+from affidavit.service.audit import evidence as collecting
 from affidavit.trust import PublicKey, TrustedKeys
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.support.random_seeds import seeded
@@ -248,6 +249,45 @@ def test_a_replay_and_a_timestamp_are_added_and_verified(
         assert made.refused(later.with_files(**{REPLAY: content})).step == 13
     odd = canonical_json(json.loads(replayed(made, checks=3)))
     assert made.refused(later.with_files(**{REPLAY: odd})).step == 14
+
+
+@ON_SQLITE
+def test_the_service_has_a_replay_and_a_timestamp_of_its_own(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_of(yard, 10)
+    path = f"/v1/runs/{json.loads(made.files['about.json'])['run']}"
+    record = json.loads(replayed(made))
+    assert yard.ask("POST", f"{path}/replay", "admin", {**record, "plan": None}).status_code == 422
+    for _ in range(2):
+        assert yard.ask("POST", f"{path}/replay", "admin", record).status_code == 200
+    another = {**record, "verdict": "refuted"}
+    assert yard.ask("POST", f"{path}/replay", "admin", another).json()["code"] == "wrong_state"
+    assert "not refuted, added by" in yard.ask("GET", path.removeprefix("/v1"), "audit").text
+    (tmp_path / "configuration").write_text(CONFIGURATION)
+    root = party(None, "root")
+    authority = Authority(tmp_path, root, party(root))
+    collector = yard.client.app.state.services.evidence
+    object.__setattr__(collector, "authority", "https://tsa.example.com")
+    monkeypatch.setattr(collecting, "request_timestamp", lambda raw, _: authority.stamp(raw))
+    raw = fetch(yard, f"{path}/evidence")
+    roots = root.certificate.public_bytes(Encoding.PEM)
+    report = verify_evidence(raw, made.trusted, stamp_roots=roots)
+    assert report.unchecked == (8,)
+    with_both = Made(raw, made.trusted)
+    assert b"added a replay of the run" in with_both.files[STORY]
+    # Neither another record nor none passes for the logged one, nor is a second one added.
+    for content in (None, canonical_json(another)):
+        assert made.refused(with_both.with_files(**{REPLAY: content})).step == 13
+    with pytest.raises(BadReplayRecord):
+        complete_evidence(raw, replayed(made), None)
+
+    def fails(_raw: bytes, _url: str) -> bytes:
+        raise client.NoTimestamp("it is closed")
+
+    monkeypatch.setattr(collecting, "request_timestamp", fails)
+    answer = yard.ask("GET", f"{path}/evidence", "audit")
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_stamped")
 
 
 @ON_SQLITE
