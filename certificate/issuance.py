@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -172,7 +173,7 @@ def is_readable(predicate: Mapping[str, Any]) -> bool:
             bounds += [gaussian[name] for name in ("mu", "remainder", "regret")]
         if not all(isinstance(text, str) for text in (guarantee["adjacency"], *bounds)):
             return False
-        epsilon_lower, epsilon_upper, delta_lower, delta_upper, *others = map(float, bounds)
+        epsilon_lower, epsilon_upper, delta_lower, delta_upper, *others = map(_number, bounds)
     except (KeyError, TypeError, ValueError):
         return False
     ordered = 0 <= epsilon_lower <= epsilon_upper and 0 <= delta_lower <= delta_upper
@@ -196,16 +197,35 @@ def follows_from_plan(predicate: Mapping[str, Any]) -> bool:
         if predicate["verdict"] == "certified":
             for name in ("epsilon", "delta"):
                 target = getattr(plan.target, name)
-                bound = float(guarantee[name]["upper"])
+                bound = _number(guarantee[name]["upper"])
                 if target is not None and bound > float(decimal_up(target)):
                     return False
         stated = predicate["noise_multiplier"]["joint"]
+        multiplier = 0.0 if stated is None else _number(stated)
         joints = map(joint_noise_multiplier, plan.phases)
-        return stated is None or all(joint is None or float(stated) <= joint for joint in joints)
+        return all(joint is None or multiplier <= joint for joint in joints)
     except MalformedPlan:
         return True
     except (KeyError, TypeError, ValueError):
         return False
+
+
+_DECIMAL = re.compile(
+    r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?inf(?:inity)?|[-+]?nan",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def _number(value: Any) -> float:
+    """Return the number that a statement has, which ``float`` reads in more forms than others do.
+
+    Raises ``ValueError`` and ``TypeError``.
+    """
+    if isinstance(value, bool):
+        raise TypeError("not a number")
+    if isinstance(value, str) and _DECIMAL.fullmatch(value) is None:
+        raise ValueError("not a decimal number")
+    return float(value)
 
 
 def _guarantee(assessment: Assessment) -> dict[str, Any] | None:

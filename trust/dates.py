@@ -62,12 +62,12 @@ def fault_today(key: PublicKey, at: datetime, *, now: datetime) -> DateFault | N
 
 def is_ahead(at: datetime, of: datetime) -> bool:
     """Whether ``at`` lies later than ``of`` by more than two clocks may differ."""
-    return at > of + MAX_CLOCK_SKEW
+    return at - of > MAX_CLOCK_SKEW  # a sum may lie beyond the last year
 
 
 def is_stale(hours: int | None, at: datetime, now: datetime) -> bool:
     """Whether ``at`` lies longer ago than ``hours``."""
-    return hours is not None and at < now - timedelta(hours=hours)
+    return hours is not None and now - at > timedelta(hours=hours)
 
 
 def fault_of_use(at: datetime, begins: datetime, ends: datetime) -> DateFault | None:

@@ -216,7 +216,10 @@ def format_instant(moment: datetime) -> str:
 
 def parse_instant(text: str) -> datetime:
     """Parse a moment of a signed document; raises ``ValueError``."""
-    return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
+    result = datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
+    if not text.isascii():  # strptime takes the digits of every script
+        raise ValueError("a time is written in ASCII")
+    return result
 
 
 def _roles(value: Any) -> frozenset[KeyRole] | None:

@@ -171,7 +171,15 @@ def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
 
     Raises ``KeyFailure``.
     """
-    document = _json_file(path)
+    # Imported here because it loads a reader of YAML, which no other use of keys needs.
+    from affidavit.plan import MalformedPlan, load_json
+
+    try:
+        document = load_json(read_limited(path)).data
+    except OSError as error:
+        raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
+    except MalformedPlan as error:
+        raise KeyFailure(f"{path} is not a JSON file of public key records: {error}") from None
     records = document.get("keys", [document]) if isinstance(document, dict) else document
     if not isinstance(records, list) or not all(isinstance(item, dict) for item in records):
         raise KeyFailure(f"{path} does not contain public key records.")

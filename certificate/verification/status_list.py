@@ -37,7 +37,7 @@ from pydantic import Field, model_validator
 
 from affidavit.certificate.policy.evaluation import Approvals
 from affidavit.certificate.verification.verification_result import SeenStatus, Verifier
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import MAX_INTEGER, MalformedPlan, canonical_json, load_json
 from affidavit.trust import (
     BadEnvelope,
     Instant,
@@ -72,7 +72,7 @@ class StatusEntry(SignedPart):
 
     envelope: Digest
     certificate_id: Digest
-    issue: Annotated[int, Field(ge=1)]
+    issue: Annotated[int, Field(ge=1, le=MAX_INTEGER)]
     status: Literal["revoked", "superseded"]
     reason: str
     since: Instant
@@ -83,10 +83,10 @@ class StatusList(SignedPart):
 
     type: Annotated[Literal["https://affidavit.dev/status-list/v1"], Field(alias="_type")]
     issuer: Annotated[str, Field(min_length=1, max_length=255)]
-    sequence: Annotated[int, Field(ge=1)]
+    sequence: Annotated[int, Field(ge=1, le=MAX_INTEGER)]
     issued_at: Instant
     next_update: Instant
-    keyset_version: int | None
+    keyset_version: Annotated[int, Field(ge=0, le=MAX_INTEGER)] | None
     keys: tuple[str, ...]
     listed: tuple[StatusEntry, ...]
 

@@ -216,16 +216,13 @@ function isReadable({ verdict, guarantee, requester, obligations, reasons }) {
 // The number that a decimal text of the statement means; throws BadJson for another text.
 function numberOf(text) {
   requireThat(isText(text), "not a number");
-  const word = /^\s*([-+]?)(inf(?:inity)?|nan)\s*$/i.exec(text);
+  const word = /^([-+]?)(inf(?:inity)?|nan)$/i.exec(text);
   if (word !== null) {
     return /nan/i.test(word[2]) ? NaN : word[1] === "-" ? -Infinity : Infinity;
   }
-  const digits = "[0-9](?:_?[0-9])*";
-  const form = new RegExp(
-    `^\\s*[-+]?(?:${digits}\\.?(?:${digits})?|\\.${digits})(?:e[-+]?${digits})?\\s*$`, "i",
-  );
+  const form = /^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?$/i;
   requireThat(form.test(text), "not a number");
-  return Number(text.replaceAll("_", ""));
+  return Number(text);
 }
 
 function readDates(predicate) {

@@ -14,7 +14,7 @@ export class BadNote extends Error {}
 export class UnknownSigner extends BadNote {}
 
 export function requireName(name) {
-  if (!name || /[\s+\p{C}\p{Z}]/u.test(name) || utf8(name).length > 255) {
+  if (!name || /[+\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Z}]/u.test(name) || utf8(name).length > 255) {
     throw new BadNote("a name is 1 to 255 characters without space, plus or control");
   }
 }

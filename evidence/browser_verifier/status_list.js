@@ -32,7 +32,8 @@ function contentOf(document) {
   requireThat(isPositive(document.sequence), "sequence");
   requireThat(isInstant(document.issued_at) && isInstant(document.next_update), "dates");
   requireThat(document.issued_at <= document.next_update, "it ends before it begins");
-  requireThat(document.keyset_version === null || isWhole(document.keyset_version), "keyset_version");
+  const version = document.keyset_version;
+  requireThat(version === null || (isWhole(version) && Number(version.value ?? version) >= 0), "keyset");
   requireThat(Array.isArray(keys) && keys.every(isText), "keys");
   requireThat(Array.isArray(listed), "listed");
   for (const item of listed) {

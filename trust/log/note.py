@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -59,6 +60,7 @@ from affidavit.trust.log.merkle_tree import HASH_BYTES, MAX_LEAVES
 MAX_NOTE_BYTES = 1_000_000
 MAX_SIGNATURES = 100
 _LINE = re.compile("— ([^ ]+) ([^ ]+)")
+_NOT_IN_NAMES = frozenset({"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"})
 
 
 class BadNote(Exception):
@@ -187,8 +189,11 @@ def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[Note
 
 
 def require_name(name: str) -> None:
-    """Raise ``BadNote`` for a name that is empty or has white space, a plus or a control."""
-    bad = any(item.isspace() or item == "+" or not item.isprintable() for item in name)
+    """Raise ``BadNote`` for a name that is empty or has white space, a plus or a control.
+
+    Characters without a category pass, because later versions of Unicode give them one.
+    """
+    bad = any(item == "+" or unicodedata.category(item) in _NOT_IN_NAMES for item in name)
     if not name or bad or len(name.encode(errors="replace")) > 255:
         raise BadNote("a key's name is 1 to 255 characters without space, plus or control")
 
