@@ -101,12 +101,14 @@ def chained_epsilon(
     ``neighbours`` maps δ to a bound of ε between neighbours, in either order. The result is
     infinite if it is above ``most``.
     """
-    total = 0.0
-    for _ in range(links):
+    total = one = 0.0
+    for left in range(links, 0, -1):
         at = delta / links * math.exp(-total) * (1 - 1e-9)
-        if at < _MIN_DELTA or total > most:
+        # The δ of a link is smaller than that of the one before, so that its ε is no less.
+        if at < _MIN_DELTA or total + left * one > most:
             return math.inf
-        total = (total + float(neighbours(at))) * (1 + 2.0**-50)
+        one = float(neighbours(at))
+        total = (total + one) * (1 + 2.0**-50)
     return total if total <= most else math.inf
 
 

@@ -12,8 +12,9 @@ the nodes need no common step, and a heavy tail costs few of them. Any choice of
 sound; good ones are tight.
 
 Rounding, with u = 2**-53: the weights of the tilted law are rounded by (64 + 4 θ|v|) u of
-themselves, b-fold; its transform at y by (2n + 64 + 16 y E|V - EV|) u, n the number of nodes, and
-the power by b times as much; its power and phase by their own sizes.
+themselves, b-fold; its transform at y by (2n + 128 + 16 y E|V - EV|) u, n the number of nodes and
+each e^{iyx} a product of at most 14 factors, and the power by b times as much; its power and phase
+by their own sizes.
 
 Reference: docs/theorems/random-allocation.md, Theorem 10.
 """
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
 
@@ -175,11 +177,10 @@ def upper_excess(
     unit = 2 * math.pi / contour.period
     # e^{i(j + wk)x} is the product of e^{ijx} and e^{iwkx}.
     width = math.isqrt(contour.frequencies) + 1
-    near = np.exp(1j * (unit * np.outer(offsets, np.arange(width))))
-    far = np.exp(1j * (unit * width * np.outer(np.arange(width), offsets)))
-    transform = ((far * weights) @ near).ravel()
+    near, far = _turns(unit * offsets, width), _turns(unit * width * offsets, width)
+    transform = ((far * weights) @ near.T).ravel()
     y = unit * np.arange(transform.size)
-    wrong = UNIT_ROUNDOFF * (2 * nodes.size + 64 + 16 * float(weights @ np.abs(offsets)) * y)
+    wrong = UNIT_ROUNDOFF * (2 * nodes.size + 128 + 16 * float(weights @ np.abs(offsets)) * y)
     logs = np.log(np.where(transform == 0, 1e-320, transform))
     most = np.log(np.abs(transform) + wrong)
     shift = copies * centre - threshold + noise * noise * tilt
@@ -201,3 +202,17 @@ def upper_excess(
     rounding += 16 * UNIT_ROUNDOFF * (1 + copies * abs(log_total) + abs(tilt * threshold))
     exponent = copies * log_total - tilt * threshold + (noise * tilt) ** 2 / 2 + rounding
     return max(0.0, summed) * math.exp(exponent) if exponent < 700.0 else math.inf
+
+
+def _turns(angles: Array, count: int) -> NDArray[np.complex128]:
+    """Return e^{ijx}, shape (count, n), for j < count <= 128 and the x of ``angles``, shape (n,).
+
+    Each is a product of at most seven e^{ix 2^m}, since products cost less than exponentials.
+    """
+    turns = np.ones((count, angles.size), dtype=np.complex128)
+    known = 1
+    while known < count:
+        end = min(2 * known, count)
+        turns[known:end] = turns[: end - known] * np.exp(1j * (known * angles))
+        known = end
+    return turns

@@ -278,9 +278,7 @@ class ConvolutionPower:
         self._sums = copies * float(nodes[0]) + self._step * (first + np.arange(size))
         wrapped = folded(law, size)
         spectrum = fft.rfft(wrapped)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            power = np.where(spectrum == 0, 0.0, np.exp(copies * np.log(spectrum)))
-        result = np.roll(fft.irfft(power, size), -(first % size))
+        result = np.roll(fft.irfft(_power(spectrum, copies), size), -(first % size))
         one = transform_error(wrapped, law.size)
         growth = math.exp(min(700.0, copies * one * math.sqrt(size)))
         transform = copies * one * growth
@@ -368,6 +366,21 @@ class ConvolutionPower:
         totals, error = self._sum(thresholds)
         totals -= error + (self._below + self._above) * self._peak
         return np.maximum(0.0, self._scale(thresholds, -1) * totals)
+
+
+def _power(values: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+    """Return ``values``, shape (n,), to a power >= 1, by squarings: a product is cheaper than exp.
+
+    A product has a relative error of √5 u, so that of the power is less than 3 ``exponent`` u.
+    """
+    result = None
+    while True:
+        if exponent & 1:
+            result = values if result is None else result * values
+        exponent >>= 1
+        if not exponent:
+            return values if result is None else result
+        values = values * values
 
 
 def transform_length(window: Window, step: float) -> int:
