@@ -47,7 +47,6 @@ affidavit.evidence.evidence_file.EvidenceError: step 1 (form): about.json was al
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -223,10 +222,10 @@ def load_part(files: Mapping[str, bytes], name: str, step: int) -> Any:
     """Return the JSON document ``name``; raises ``EvidenceError`` of ``step``."""
     content = part_of(files, name, step)
     try:
-        document = json.loads(content)
+        document = load_json(content, len(content)).data
         if canonical_json(document) == content:
             return document
-    except (ValueError, RecursionError, TypeError):
+    except MalformedPlan:
         pass
     raise EvidenceError(step, "evidence_form", f"{name} is not canonical JSON.")
 

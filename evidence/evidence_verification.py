@@ -43,7 +43,7 @@ from affidavit.evidence.evidence_story import tell_story
 from affidavit.evidence.provenance import BadProvenance, read_provenance
 from affidavit.evidence.replay_record import RECORD_TYPE
 from affidavit.evidence.verifier_assembly import verifier_page
-from affidavit.plan import MalformedPlan, PlanError, canonical_json, digest_of
+from affidavit.plan import MalformedPlan, PlanError, canonical_json, digest_of, load_json
 from affidavit.trust import (
     BadEnvelope,
     KeysetError,
@@ -423,14 +423,14 @@ def _read_entries(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
     """Return the entries in ``log/entries.jsonl``, which step 4 proves to be logged."""
     lines = files.get("log/entries.jsonl", b"").splitlines()
     try:
-        entries = [json.loads(line) for line in lines]
+        entries = [load_json(line, len(line)).data for line in lines]
         if all(
             isinstance(entry["body"], dict)
             and all(isinstance(entry[name], str) for name in ("kind", "subject", "actor", "at"))
             for entry in entries
         ):
             return entries
-    except ALTERED:
+    except (MalformedPlan, *ALTERED):
         pass
     raise _mismatch(3, "log/entries.jsonl", "lines that are no entries")
 

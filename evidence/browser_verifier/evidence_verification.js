@@ -7,7 +7,7 @@ import { BadDate, faultOfSignature, parseInstant, shown } from "./dates.js";
 import { IN_TOTO, STATEMENT_TYPE, StepError, digestOfEnvelope, envelopeOf } from "./envelope.js";
 import { TIMESTAMP, readEvidence } from "./evidence_file.js";
 import { BadJson, canonicalJson, canonicalText, digestOf, get, isCount, isObject, isText,
-  parseLenient, parseStrict, requireThat, sameJson } from "./json.js";
+  parseStrict, requireThat, sameJson } from "./json.js";
 import { accepts, hasRole } from "./keys.js";
 import { BadProof, leafHash, verifyConsistency, verifyInclusion } from "./merkle_tree.js";
 import { BadNote, checkpointOf } from "./signed_note.js";
@@ -84,7 +84,7 @@ class EvidenceCheck {
   document(name, step) {
     const content = this.part(name, step);
     try {
-      const document = parseLenient(content);
+      const document = parseStrict(content, content.length);
       if (sameBytes(canonicalJson(document), content)) return document;
     } catch (error) {
       if (!(error instanceof BadJson)) throw error;
@@ -141,7 +141,7 @@ class EvidenceCheck {
     try {
       const lines = linesOf(this.files.get("log/entries.jsonl") ?? new Uint8Array());
       return lines.map((line) => {
-        const entry = parseLenient(line);
+        const entry = parseStrict(line, line.length);
         requireThat(isObject(get(entry, "body")) && isText(get(entry, "kind")), "an entry");
         requireThat(["subject", "actor", "at"].every((name) => isText(get(entry, name))), "an entry");
         return entry;
@@ -412,7 +412,7 @@ const wordOf = (value) => (isText(value) ? value : canonicalText(value ?? null))
 
 function parsedOr(otherwise, content) {
   try {
-    return parseLenient(content);
+    return parseStrict(content, content.length);
   } catch (error) {
     if (error instanceof BadJson) return otherwise;
     throw error;

@@ -14,8 +14,6 @@ export class Real {
 }
 
 const MAX_DEPTH = 32;
-// Where a text is compared with its canonical form, only the stack limits the depth.
-const MAX_DEPTH_OF_FORM = 500;
 const SMALLEST_NORMAL = 2.2250738585072014e-308;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/y;
 const STRING = /[^"\\\u0000-\u001f]*/y;
@@ -26,14 +24,7 @@ const ESCAPES = { '"': '"', "\\": "\\", "/": "/", b: "\b", f: "\f", n: "\n", r: 
 // disagree about, no lone surrogates, no deep nesting.
 export function parseStrict(bytes, limit = 1024 * 1024) {
   if (bytes.length > limit) throw new BadJson(`the JSON text has more than ${limit} bytes`);
-  return new Parser(decoded(bytes), { strict: true, depth: MAX_DEPTH }).document();
-}
-
-// As lenient as JSON readers are; for text whose exact bytes are compared or hashed afterwards.
-export function parseLenient(bytes) {
-  const marked = bytes[0] === 0xef && bytes[1] === 0xbb && bytes[2] === 0xbf;
-  const text = decoded(marked ? bytes.subarray(3) : bytes);
-  return new Parser(text, { strict: false, depth: MAX_DEPTH_OF_FORM }).document();
+  return new Parser(decoded(bytes)).document();
 }
 
 function decoded(bytes) {
@@ -45,8 +36,8 @@ function decoded(bytes) {
 }
 
 class Parser {
-  constructor(text, { strict, depth }) {
-    Object.assign(this, { text, strict, depth, at: 0 });
+  constructor(text) {
+    Object.assign(this, { text, at: 0 });
   }
 
   document() {
@@ -78,7 +69,7 @@ class Parser {
   }
 
   value(depth) {
-    if (depth > this.depth) this.fail(`the document is nested deeper than ${this.depth} levels`);
+    if (depth > MAX_DEPTH) this.fail(`the document is nested deeper than ${MAX_DEPTH} levels`);
     this.space();
     switch (this.text[this.at]) {
       case "{":
@@ -91,10 +82,8 @@ class Parser {
     if (this.take("null")) return null;
     if (this.take("true")) return true;
     if (this.take("false")) return false;
-    for (const [name, value] of [["NaN", NaN], ["Infinity", Infinity], ["-Infinity", -Infinity]]) {
-      if (!this.take(name)) continue;
-      if (this.strict) this.fail(`${name} is not a finite number`);
-      return new Real(value);
+    for (const name of ["NaN", "Infinity", "-Infinity"]) {
+      if (this.take(name)) this.fail(`${name} is not a finite number`);
     }
     return this.number();
   }
@@ -108,7 +97,7 @@ class Parser {
       this.space();
       if (this.text[this.at] !== '"') this.fail();
       const key = this.string();
-      if (this.strict && key in result) this.fail("a key is given twice");
+      if (key in result) this.fail("a key is given twice");
       this.space();
       if (!this.take(":")) this.fail();
       result[key] = this.value(depth + 1);
@@ -150,7 +139,7 @@ class Parser {
         this.fail();
       }
     }
-    if (this.strict && !result.isWellFormed()) this.fail("the text has a lone surrogate");
+    if (!result.isWellFormed()) this.fail("the text has a lone surrogate");
     return result;
   }
 
@@ -161,11 +150,10 @@ class Parser {
     const value = Number(literal);
     if (fraction === undefined && exponent === undefined) {
       if (Number.isSafeInteger(value)) return value + 0;
-      if (this.strict) this.fail("an integer is beyond 2^53 - 1");
-      return BigInt(literal);
+      this.fail("an integer is beyond 2^53 - 1");
     }
-    if (this.strict && !Number.isFinite(value)) this.fail("a number is beyond a double's range");
-    if (this.strict && Math.abs(value) < SMALLEST_NORMAL && /[1-9]/.test(literal.split(/e/i)[0])) {
+    if (!Number.isFinite(value)) this.fail("a number is beyond a double's range");
+    if (Math.abs(value) < SMALLEST_NORMAL && /[1-9]/.test(literal.split(/e/i)[0])) {
       this.fail("a number is below the smallest normal double");
     }
     return new Real(value + 0);
@@ -185,7 +173,7 @@ export function canonicalText(value) {
     return String(value.value + 0);
   }
   if (Array.isArray(value)) return `[${value.map(canonicalText).join(",")}]`;
-  if (typeof value !== "object") throw new BadJson("an integer beyond 2^53 - 1");
+  if (typeof value !== "object") throw new BadJson("this is not JSON");
   // Strings compare by UTF-16 code units, as the canonical form orders keys.
   const keys = Object.keys(value).sort();
   return `{${keys.map((key) => `${canonicalText(key)}:${canonicalText(value[key])}`).join(",")}}`;
