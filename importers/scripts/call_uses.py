@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.object_kinds import ObjectKinds
+from affidavit.importers.scripts.object_kinds import ObjectKinds, is_writer
 from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_lots
@@ -61,8 +61,9 @@ class CallUses:
             return "it changes the records"
         if name == "setattr" and (base | taken or is_imported(self.script, call.args[:1])):
             return "it may change any part of the object"
-        writes = name in NAMES["writers"] or (name == "print" and "file" in keywords_of(call))
-        if writes and any(is_raw(self.kinds, item) for _, item in passed):
+        if self._is_given_folder(call, name):
+            return "it is given the files of the records"
+        if is_writer(call) and any(is_raw(self.kinds, item) for _, item in passed):
             return "it writes records"
         if (
             name == "print"
@@ -147,6 +148,17 @@ class CallUses:
             raw = any(is_raw(self.kinds, item) for _, item in self._arguments(call))
             return "it may write or change records" if raw else None
         return None
+
+    def _is_given_folder(self, call: ast.Call, name: str) -> bool:
+        """Whether a call that is not known to read data sets gets the path of the records."""
+        sources = self.kinds.sources
+        if not any(sources.names_folder(item) for _, item in self._arguments(call)):
+            return False
+        groups = ("paths", "path_functions", "file_readers", "file_facts", "reading_builtins",
+                  "loggers")  # fmt: skip
+        listed = any(name in NAMES[group] for group in groups) and name not in NAMES["writers"]
+        reads = self.script.comes_from(call.func, NAMES["data_packages"]) or sources.reads(call)
+        return not (listed or reads or is_own(self.kinds, call))
 
     def _starts_program(self, call: ast.Call, name: str) -> bool:
         """Whether a call starts a program that may train, or release records."""
@@ -323,6 +335,11 @@ class CallUses:
                 return "the weights that it loads may be of records"
             if name == "map" and self._may_cut(call):
                 return "it may make several rows of one"
+        if name == "fit" and "trainer" in base and self.kinds.library is OPACUS:
+            loaders = [item for place, item in passed if place in (1, "train_dataloaders")]
+            own = frozenset().union(*map(self.kinds.kinds, loaders))
+            if self.draws_lots and "data" in own:
+                return "other_loader"
         if name == "step" and (why := self._of_step(call, base)) is not None:
             return why
         gradients = self.kinds.kinds(call.args[0]) if call.args else NOTHING
@@ -465,6 +482,13 @@ class CallUses:
             return "it may take a record twice"
         if any(may_know_lots(self.values, item) for item in drawn if item is not None):
             return "a reader of the seed knows the lots"
+        parts = [part for item in drawn if item is not None for part in ast.walk(item)]
+        known = (*NAMES["drawing"], *NAMES["index_functions"])
+        if any(isinstance(part, ast.Call) and last_name(part.func) not in known for part in parts):
+            return "which records it takes is not known"
+        computed = {"value", "rows", "lot", "loss"}
+        if any(self.kinds.kinds(item) & computed for item in drawn if item is not None):
+            return "records decide which of them it takes"
         if self._depends(node.slice, inner, 0):
             return None
         return "it takes the same records in each step"
@@ -473,17 +497,17 @@ class CallUses:
         """Whether an index is drawn, or counted, in each turn of a loop."""
         targets = names_in(loop.target) if isinstance(loop, ast.For) else set()
         for part in ast.walk(node):
-            if isinstance(part, ast.Call):
+            if isinstance(part, ast.Call) and last_name(part.func) in NAMES["drawing"]:
                 return True
             if not isinstance(part, ast.Name):
                 continue
             if part.id in targets:
                 return True
-            for item in self.script.bindings_of(part):
-                around = loop in self.script.ancestors(item.node)
-                if around and (item.value is None or (depth < 5 and
-                               self._depends(item.value, loop, depth + 1))):  # fmt: skip
-                    return True
+            own = [item.value for item in self.script.bindings_of(part)
+                   if loop in self.script.ancestors(item.node)]  # fmt: skip
+            if own and all(value is None or (depth < 5 and self._depends(value, loop, depth + 1))
+                           for value in own):  # fmt: skip
+                return True
         return False
 
 

@@ -56,9 +56,9 @@ def find_repeated_noise(values: Evaluator) -> ast.AST | None:
         if own and not names & set_anew and not is_left_out(values, call):
             return call
     for step in values.updates:
-        loop = next(enclosing_loops(values, step), None)
+        around = set(enclosing_loops(values, step))
         for call in script.calls_to("init"):  # the first state again, with the key that is in it
-            again = loop is not None and loop in enclosing_loops(values, call)
+            again = not around.isdisjoint(enclosing_loops(values, call))
             if again or step in script.ancestors(call):
                 return call
     around_steps = {outer for step in steps for outer in script.ancestors(step)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
@@ -80,7 +81,7 @@ class NameUses:
         name, base, own = target.attr, self.kinds.kinds(target.value), self.kinds.kinds(value)
         root = root_of(target)
         whole = base | (self.kinds.kinds(root) if isinstance(root, ast.Name) else NOTHING)
-        changed = whole & {"private", "optimizer", "engine", "lots"}
+        changed = whole & {"private", "optimizer", "engine", "lots", "trainer"}
         if base & changed or (changed and "model" not in base and "holder" not in whole):
             return f"it changes the {words_of(changed)}"
         if "model" in base:
@@ -318,6 +319,8 @@ class NameUses:
         other = next((name for name in names if name not in NAMES["known_decorators"]), None)
         owner = self.script.parents[node]
         keras = self.kinds.library.key.startswith(("tensorflow", "jax_keras"))
+        if node.name in NAMES["trainer_methods"] and self.kinds.is_model_class(owner):
+            return "a method of its own replaces that of the trainer"
         replaces = node.name in ("train_step", "make_train_function")
         if keras and replaces and self.kinds.is_model_class(owner):
             return "a step of its own replaces that of Keras"
@@ -329,7 +332,8 @@ class NameUses:
         """Say why records may decide, or leave by, where the script goes on."""
         test = self.kinds.deciding(node)
         function = self.script.scope_of(node)
-        layer = getattr(function, "name", "") in ("forward", "call")
+        name = getattr(function, "name", "")
+        layer = name in ("forward", "call")
         owner = self.script.parents.get(function)
         if isinstance(node, ast.Return) and layer and self.kinds.is_model_class(owner or function):
             made = NOTHING if node.value is None else self.kinds.kinds(node.value)
@@ -337,9 +341,10 @@ class NameUses:
                 return "a layer may join the records of a lot"
         if isinstance(node, ast.Return) and node.value is not None:
             handed = self.kinds.kinds(node.value)
-            name = getattr(function, "name", "")
             if name == "configure_optimizers" and "optimizer" in handed:
                 return "other_optimizer"
+            if name == "train_dataloader" and "data" in handed and self._draws_own_lots():
+                return "other_loader"
         if isinstance(node, ast.Raise) and node.exc is not None:
             carried = self.kinds.kinds(node.exc) & (HANDLES | {"lots"})
             if carried - {"scheduler", "criterion"}:
@@ -352,14 +357,23 @@ class NameUses:
         if test is None:
             return None
         if isinstance(node, ast.Return):
-            function = self.script.scope_of(node)
-            if not self._steps_within(function):
+            hook = name == "training_step" or self._is_hook(function)
+            if not hook and not self._steps_within(function):
                 return None
         elif isinstance(node, ast.Break | ast.Continue):
             loop = innermost_loop(self.script, node)
             if loop is not None and not self._steps_within(loop):
                 return None
         return f"records decide where it leaves ({source_text(test)})"
+
+    def _is_hook(self, function: ast.AST) -> bool:
+        """Whether a trainer calls a method, with objects of its own."""
+        return getattr(function, "name", "").startswith("on_")
+
+    def _draws_own_lots(self) -> bool:
+        """Whether the trainer's loader must be the private one, which no other class makes."""
+        drawn = any(last_name(node) in NAMES["poisson_data_modules"] for node in self.script.nodes)
+        return self.kinds.library is OPACUS and not drawn
 
     def _steps_within(self, place: ast.AST) -> bool:
         """Whether a loop or function may change a private object."""
@@ -377,6 +391,9 @@ class NameUses:
         while isinstance(base, ast.Attribute | ast.Subscript):
             base = base.value
         made = self.script.value_of(base) if isinstance(base, ast.Name) else base
+        bound = getattr(self.script.binding_of(base), "node", None)
+        if isinstance(bound, ast.arg) and self._is_hook(self.script.scope_of(base)):
+            return True
         if isinstance(made, ast.Call):
             return not is_own(self.kinds, made) and bool(self.script.module_path(made.func))
         return is_imported(self.script, [base])

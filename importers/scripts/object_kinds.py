@@ -76,6 +76,8 @@ class ObjectKinds:
             self.bound[place] |= {"data"}
         self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
         self.memo: dict[ast.AST, Kinds] = {}
+        self.writes_values = False
+        """Whether the script writes values of records to a file, which it may read again."""
         self.decided: dict[ast.expr, Any] = {}
         """The values of conditions around calls."""
         self.private = self.statement(values.private_statement or call)
@@ -99,6 +101,7 @@ class ObjectKinds:
         return (
             *counts,
             len(self.attached),
+            self.writes_values,
             sum(len(part) for parts in self.returned.values() for part in parts),
         )
 
@@ -235,6 +238,8 @@ class ObjectKinds:
         """Pass arguments to the functions and methods of this file that a call may run."""
         if self._runs_otherwise(call):
             return
+        if _is_told(call) and self._given(call) & SECRETS:
+            self.writes_values = True
         called = [] if "model" in self.kinds(call.func) else self._called(call.func)
         for function in [*self.functions(call.func), *called]:
             for arg in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
@@ -248,6 +253,10 @@ class ObjectKinds:
                 if rest is not None:
                     self.bound[rest] |= self._given(call)
         callee, passed = self.kinds(call.func), [self.kinds(item) for item in call.args]
+        if last_name(call.func) in ("map", "filter", "reduce") and self._given(call) & SECRETS:
+            for item in (item for item in call.args if isinstance(item, ast.Lambda)):
+                for arg in item.args.args:
+                    self.bound[arg] |= VALUE
         match call:
             case ast.Call(func=ast.Attribute(value=base, attr="attach"), args=[ast.Name() as name]):
                 if "engine" in self.kinds(base):
@@ -293,8 +302,10 @@ class ObjectKinds:
             self._hold(item, VALUE)
 
     def _give_defaults(self, spec: ast.arguments) -> None:
-        """Give parameters the kinds of their defaults."""
+        """Give parameters the kinds of their defaults, and Keras' logs those of values."""
         places = [*spec.posonlyargs, *spec.args]
+        for arg in (item for item in places if item.arg == "logs"):
+            self.bound[arg] |= VALUE
         pairs = [*zip(reversed(places), reversed(spec.defaults), strict=False),
                  *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]  # fmt: skip
         for arg, default in pairs:
@@ -314,9 +325,11 @@ class ObjectKinds:
                 for arg in method.args.args[1:2]:
                     self.bound[arg] |= {"rows"}
 
-        if method.name.startswith("on_"):
-            for arg in (arg for arg in method.args.args if arg.arg == "logs"):
-                self.bound[arg] |= VALUE
+        if method.name.startswith("on_"):  # a hook, whose arguments a trainer computes
+            for arg in method.args.args[1:]:
+                if arg.arg == "outputs" or method.name.startswith("on_train_batch"):
+                    public = any(part in arg.arg for part in ("trainer", "module", "idx", "step"))
+                    self.bound[arg] |= NOTHING if public else VALUE
 
     def is_model_class(self, owner: ast.AST) -> bool:
         """Whether the objects of a class of this file are models."""
@@ -590,6 +603,10 @@ class ObjectKinds:
             return own | ({"model"} if not own or name in ("weight", "bias") else NOTHING)
         if "engine" in base:
             return own | {"engine"}
+        if name in NAMES["told_again"] and self.script.comes_from(node, NAMES["telling_packages"]):
+            return own | (VALUE if self.writes_values else NOTHING)
+        if "trainer" in base and name in NAMES["trainer_parts"]:
+            return own | {"trainer"}
         return own
 
     def _of_item(self, base: Kinds, index: ast.expr) -> Kinds:
@@ -612,6 +629,8 @@ class ObjectKinds:
             return self.returned_by_private_call()
         if self.sources.reads(call):
             return frozenset({"data"})
+        if (read := self._of_file(call)) is not None:
+            return read
         passed = [self.kinds(item) for item in self._arguments(call)]
         function = call.func
         own = self.functions(function)
@@ -634,6 +653,27 @@ class ObjectKinds:
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, passed)
         return self._of_model(callee, passed) or self._of_function(call, passed)
+
+    def _of_file(self, call: ast.Call) -> Kinds | None:
+        """Return what a file has that may be one of the records, or of values that are written."""
+        name = last_name(call.func)
+        mode = next(iter(call.args[1:]), keywords_of(call).get("mode"))
+        writes = name == "open" and not str(getattr(mode, "value", "r")).startswith("r")
+        reads = name in NAMES["file_readers"] and not writes
+        if not (reads or name in NAMES["file_facts"] or name in NAMES["log_readers"]):
+            return None
+        own = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        if reads and any(map(self.sources.names_folder, [*own, *call.args])):
+            return frozenset({"data"})
+        return VALUE if self.writes_values and not self._only_runs_before(call) else None
+
+    def _only_runs_before(self, node: ast.AST) -> bool:
+        """Whether what stands before the private call alone runs a node, as to read settings."""
+        scope = self.script.scope_of(node)
+        if isinstance(scope, ast.FunctionDef) and scope not in self.script.ancestors(self.private):
+            calls = self.script.calls_to(scope.name)
+            return bool(calls) and all(map(self.runs_before, calls))
+        return self.runs_before(node)
 
     def is_part(self, function: ast.expr, callee: Kinds) -> bool:
         """Whether a called attribute is a layer or loss that the script stored there."""
@@ -838,12 +878,20 @@ class ObjectKinds:
             if isinstance(outer, FUNCTIONS):
                 return None
             test = _test_around(outer, inner)
+            if isinstance(outer, ast.For) and self._counts_by_records(outer.iter):
+                return outer.iter
             if test is not None and self.kinds(test) & SECRETS:
                 return test
             if (test := self._failing(outer, inner)) is not None:
                 return test
             inner = outer
         return None
+
+    def _counts_by_records(self, iterable: ast.expr) -> bool:
+        """Whether records decide how often a loop over a range runs."""
+        taken = self._given(iterable) if isinstance(iterable, ast.Call) else NOTHING
+        named = isinstance(iterable, ast.Call) and last_name(iterable.func) == "range"
+        return named and bool(taken & SECRETS - {"count"})
 
     def _failing(self, outer: ast.AST, handler: ast.AST) -> ast.expr | None:
         """Return what is computed of records and may fail, so that a handler runs."""
@@ -870,6 +918,17 @@ def _test_around(outer: ast.AST, inner: ast.AST) -> ast.expr | None:
         case ast.BoolOp(values=[first, *_]) if inner is not first:
             return first
     return None
+
+
+def is_writer(call: ast.Call) -> bool:
+    """Whether a call writes what it is given to a file."""
+    name = last_name(call.func)
+    return name in NAMES["writers"] or (name == "print" and "file" in keywords_of(call))
+
+
+def _is_told(call: ast.Call) -> bool:
+    """Whether a call gives values to what tells them again."""
+    return is_writer(call) or last_name(call.func) in NAMES["trackers"]
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.AST]]:

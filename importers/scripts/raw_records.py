@@ -38,7 +38,8 @@ def is_raw(
             return any(item is not None and is_raw(kinds, item, depth=depth + 1)
                        for item in made)  # fmt: skip
         case ast.Attribute(value=base, attr=name):
-            return name not in NAMES["sizes"] and is_raw(kinds, base, rows, depth)
+            held = isinstance(node, ast.expr) and kinds.kinds(node) & {"data", "lots", "lot"}
+            return name not in NAMES["sizes"] and (bool(held) or is_raw(kinds, base, rows, depth))
         case ast.Call(func=function, args=args):
             own = [function.value] if isinstance(function, ast.Attribute) else []
             return last_name(function) in NAMES["forms"] and any(

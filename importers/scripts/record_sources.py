@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from functools import cached_property
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.syntax import assigned_to, keywords_of, last_name, root_of
@@ -138,6 +139,38 @@ class RecordSources:
                 return value
         return None
 
+    @cached_property
+    def folders(self) -> list[ast.expr]:
+        """The paths that the records are read from."""
+        keys = ("root", "data_dir", "data_files")
+        calls = [call for call in self.calls if _takes_path(call)]
+        return [item for call in calls for item in (*call.args[:1], *(
+            value for key, value in keywords_of(call).items() if key in keys))]  # fmt: skip
+
+    def names_folder(self, node: ast.expr) -> bool:
+        """Whether an expression is a path of the records, or of a file below."""
+        match node:
+            case ast.Call(func=function, args=args) if last_name(function) in NAMES["paths"]:
+                own = [function.value] if isinstance(function, ast.Attribute) else []
+                return any(map(self.names_folder, [*own, *args]))
+            case ast.BinOp(left=left, right=right):
+                return self.names_folder(left) or self.names_folder(right)
+            case ast.JoinedStr(values=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return any(map(self.names_folder, parts))
+            case ast.FormattedValue(value=value):
+                return self.names_folder(value)
+            case ast.Constant(value=str(text)):
+                known = [getattr(item, "value", None) for item in self.folders]
+                return any(
+                    isinstance(item, str) and len(item) > 1
+                    and (text.rstrip("/") == item.rstrip("/")
+                         or text.startswith(item.rstrip("/") + "/"))
+                    for item in known
+                )  # fmt: skip
+            case ast.Name() | ast.Attribute():
+                return any(ast.dump(item) == ast.dump(node) for item in self.folders)
+        return False
+
     def reads(self, call: ast.Call) -> bool:
         """Whether a call reads the records: it is one of the sources, or not evidently another."""
         if call in self.calls:
@@ -170,6 +203,12 @@ def _settings(call: ast.Call) -> dict[str, object]:
     if _takes_root(call):
         named.setdefault("train", named.pop("1", True))
     return named
+
+
+def _takes_path(call: ast.Call) -> bool:
+    """Whether the first argument of what reads a data set is a path, and not its name."""
+    name = last_name(call.func) or ""
+    return _takes_root(call) or name == "load" or name.startswith("read_")
 
 
 def _takes_root(call: ast.Call) -> bool:

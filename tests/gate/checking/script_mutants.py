@@ -192,6 +192,14 @@ SPENDS = (
     ("end", "{a} = ','.join(str(int({y})) for {y} in {d}.targets)\nopen('x', 'w').write({a})"),
     ("end", "import sys\nsys.stdout.buffer.write({d}.data.numpy().tobytes())"),
     ("end", "import matplotlib.pyplot as plt\nplt.imshow({d}.data[0])\nplt.savefig('x.png')"),
+    # What is written and read again, and files of the records.
+    ("step", "open('x', 'w').write(str(float({t})))\nif float(open('x').read()) < 0.1:\n    return"),
+    ("step", "import json, os\njson.dump(float({t}), open('x', 'w'))\nif os.path.getsize('x') > 4:\n    return"),
+    ("step", "import wandb\nwandb.log(dict(t={t}))\nif wandb.run.summary['t'] < 0.1:\n    return"),
+    ("step", "list(filter(lambda {a}: {a} < 0.1 and exit(), [float({t})]))"),
+    ("turn", "for {a} in range(int(float(sum({m}({x}).sum() for {x}, {y} in {l})) > 0)):\n    torch.save({m}.state_dict(), 'best.pt')"),
+    ("end", "import shutil\nshutil.copytree('files', 'x')"), ("end", "import boto3\nboto3.client('s3').upload_file('files/MNIST/raw/x', 'b', 'k')"),
+    ("end", "from pathlib import Path\nPath('x').write_bytes(Path('files/MNIST/raw/x').read_bytes())"),
 )  # fmt: skip
 HARMLESS = (
     ("step", "print({i_}float({t}), {x}.shape)"), ("each", "{x}, {y} = {x}.to('cpu'), {y}.to('cpu')"),
@@ -218,6 +226,8 @@ HARMLESS = (
     ("layer", "{z} = F.layer_norm({z}, ({z}.shape[-1],))"), ("layer", "{z} = {z}.unsqueeze(1).mean(-1) + {z}"),
     ("top", "import os, random\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\nrandom.seed(0)"),
     ("end", "open('log.txt', 'w').write(f'{{some.rounds}} {{len({d})}} {{{e}.get_epsilon(1e-5)}}')"),
+    ("turn", "import json\nwith open('log.json', 'w') as file:\n    json.dump({{'turn': {i}}}, file)"),
+    ("start", "import os\nif not os.path.exists('files'):\n    os.makedirs('files')"),
     ("step", "{a} = {{{n}.upper(): {z} for {n}, {z} in vars(some).items()}}\nprint({a})"),
 )  # fmt: skip
 

@@ -318,6 +318,9 @@ for turn in range(12):
         ("weights = optax.apply_updates(weights, change)",
          "weights = jax.tree_util.tree_map(\n"
          "            lambda w, c, g: w + c - g.mean(0), weights, change, each)"),
+        ("each = slopes", "chosen = np.concatenate([chosen, chosen])\n        each = slopes"),
+        ("each = slopes", "chosen = chosen[B[chosen] == B[chosen][0]]\n        each = slopes"),
+        ("each = slopes", "chosen = np.arange(200)\n        each = slopes"),
         ("memory = rule.init",
          'rule = optax.multi_transform({"a": rule, "b": optax.sgd(1.0)}, "b")\nmemory = rule.init'),
     ],
@@ -327,6 +330,71 @@ def test_optax_gets_one_gradient_of_each_record_of_a_new_lot(before: str, after:
     changed = OPTAX.replace(before, after)
     assert changed != OPTAX
     assert "open_use" in _blocking(changed)
+
+
+def test_a_state_that_is_made_again_in_any_loop_repeats_its_noise() -> None:
+    again = OPTAX.replace("    order =", "    memory = rule.init(weights)\n    order =")
+    assert "repeated_noise" in _blocking(again)
+
+
+LIGHTNING = """\
+import torch
+import torch.nn.functional as F
+import pytorch_lightning as pl
+from opacus import PrivacyEngine
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import datasets
+# affidavit: adjacency=zero_out target_delta=1e-5 lot_size=256 dataset_size=60000
+class Digits(pl.LightningModule):
+    def __init__(self, loader):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+        self.loader = loader
+        self.engine = PrivacyEngine()
+    def training_step(self, batch, index):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        return loss
+    def configure_optimizers(self):
+        opt = torch.optim.SGD(self.parameters(), lr=0.1)
+        model, opt, loader = self.engine.make_private(
+            module=self, optimizer=opt, data_loader=self.loader,
+            noise_multiplier=1.3, max_grad_norm=1.0)
+        self.lots = loader
+        return opt
+    def train_dataloader(self):
+        return self.lots
+data = datasets.MNIST("files", train=True)
+digits = Digits(DataLoader(data, batch_size=256))
+trainer = pl.Trainer(max_epochs=6, devices=1)
+trainer.fit(digits)
+trainer.save_checkpoint("digits.ckpt")
+"""
+METHOD = "    def train_dataloader"
+LIGHTNING_CHANGES = {
+    "a step that records skip": ("        return loss", "        if loss < 1:\n"
+                                 "            return None\n        return loss"),
+    "a loader of its own": ("return self.lots", "return DataLoader(data, batch_size=256)"),
+    "the plain loader": ("self.lots = loader", "self.lots = self.loader"),
+    "another loader for fit": ("fit(digits)", "fit(digits, DataLoader(data, batch_size=256))"),
+    "a longer loop": ("trainer.fit(", "trainer.fit_loop.max_epochs = 600\ntrainer.fit("),
+    "a backward of its own": (METHOD, "    def backward(self, loss):\n"
+                              f"        (loss * 9).backward()\n{METHOD}"),
+    "a hook that keeps a lot": (METHOD, "    def on_train_batch_end(self, got, batch, index):\n"
+                                f"        torch.save(batch, 'lot.pt')\n{METHOD}"),
+    "a hook that skips lots": (METHOD, "    def on_train_batch_start(self, batch, index):\n"
+                               f"        if batch[0].mean() > 0:\n            return -1\n{METHOD}"),
+    "a hook that saves records": (METHOD, "    def on_save_checkpoint(self, saved):\n"
+                                  f"        saved['x'] = self.loader.dataset.data\n{METHOD}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", LIGHTNING_CHANGES.values(), ids=LIGHTNING_CHANGES)
+def test_a_trainer_takes_the_steps_of_the_private_objects(change: tuple[str, str]) -> None:
+    assert _blocking(LIGHTNING) == set()
+    assert change[0] in LIGHTNING
+    assert _blocking(LIGHTNING.replace(*change))
 
 
 def test_a_stated_lot_that_a_weighted_sampler_contradicts_is_refused() -> None:
