@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
+from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_writer
 from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
@@ -340,6 +341,9 @@ class CallUses:
             own = frozenset().union(*map(self.kinds.kinds, loaders))
             if self.draws_lots and "data" in own:
                 return "other_loader"
+        steps = "private" in base and (call in self.values.updates or name == "step")
+        if steps and self._steps_again(call):
+            return "it steps again in one turn of a loop"
         if name == "step" and (why := self._of_step(call, base)) is not None:
             return why
         gradients = self.kinds.kinds(call.args[0]) if call.args else NOTHING
@@ -360,6 +364,19 @@ class CallUses:
         named = [last_name(part.func) or "" for part in parts]
         cuts = any("return_overflowing_tokens" in keywords_of(part) for part in parts)
         return cuts or not any("tokenizer" in name.lower() for name in named)
+
+    def _steps_again(self, call: ast.Call) -> bool:
+        """Whether another private step stands before one, in the same turn of a loop."""
+        steps = [step for step, owner in self.script.method_calls("step")
+                 if "private" in self.kinds.kinds(owner)]  # fmt: skip
+        place, scope = innermost_loop(self.script, call), self.script.scope_of(call)
+        return any(
+            (step.lineno, step.col_offset) < (call.lineno, call.col_offset)
+            and innermost_loop(self.script, step) is place
+            and self.script.scope_of(step) is scope
+            and not exclude_each_other(self.script, step, call)
+            for step in (*steps, *self.values.updates)
+        )
 
     def _of_step(self, call: ast.Call, base: Kinds) -> str | None:
         """Say why a step is not one over the lots of the private loader."""

@@ -518,7 +518,8 @@ class ObjectKinds:
                             # What an assignment binds does not reach its own value.
                             end = place + (not isinstance(inner, ast.Assign | ast.AnnAssign))
                             within = self._within(bindings, block[first:end])
-                            return self._after_private_call(use, within)
+                            if within:  # else it wraps the same, see syntax
+                                return self._after_private_call(use, within)
                 if _is_bound_by_loop(outer, inner, use.id):
                     return self._within(bindings, [outer])
                 if outer is scope:
@@ -546,11 +547,16 @@ class ObjectKinds:
             or not (
                 exclude_each_other(self.script, item.node, self.private)
                 or (
-                    self.script.scope_of(item.node) is scope
+                    scope in (self.script.scope_of(item.node), self._taker(item.node))
                     and getattr(item.node, "lineno", 0) < line
                 )
             )
         ]
+
+    def _taker(self, node: ast.AST) -> ast.AST | None:
+        """Return the function of a parameter."""
+        around = self.script.ancestors(node) if isinstance(node, ast.arg) else ()
+        return next((outer for outer in around if isinstance(outer, FUNCTIONS)), None)
 
     def runs_before(self, use: ast.AST) -> bool:
         """Whether a use may run before the private call."""

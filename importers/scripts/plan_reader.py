@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 from affidavit.importers.directives import DIRECTIVE_FIELDS
@@ -327,8 +328,8 @@ class ScriptPlanReader(Quantities):
             owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
             places += fits if len(owners) == 1 else []  # else other models are trained
         else:
-            places += [(item, None) for item in optimizer_steps(self.values)]
-        if len(places) != 1 and not any(self.trainings()):
+            places += [(item, None) for item in self._steps_together()]
+        if not places:
             return None
         counts = [minimum_passes(self.values, place, own) for place, own in places]
         if not counts or any(count is None for count, _ in counts):
@@ -347,6 +348,14 @@ class ScriptPlanReader(Quantities):
             "each time has records of its own, give steps instead",
             whole,
         )
+
+    def _steps_together(self) -> list[ast.Call]:
+        """Return the steps that all run: the only one, or several of the private optimiser."""
+        steps = optimizer_steps(self.values)
+        owners = (getattr(step.func, "value", step) for step in steps)
+        private = all(self.kinds.kinds(owner) == {"private"} for owner in owners)
+        apart = any(exclude_each_other(self.script, *pair) for pair in combinations(steps, 2))
+        return steps if len(steps) == 1 or (private and not apart) else []
 
     def _fits(self) -> Iterator[tuple[ast.Call, float | None]]:
         """Yield the calls that train together, with their epochs where these are known."""

@@ -162,6 +162,7 @@ OPEN = {
     "the whole lot in a layer": {"layer": "hidden = hidden - hidden.mean(0)"},
     "records that are saved": {"end": "torch.save(images.targets, 'labels.pt')"},
     "gradients elsewhere": {"turn": "measure(net(image), label).backward()"},
+    "a second step in a turn": {"step": "opt.step()"},
     "an alias of the step": {"after": "go = opt.step", "step": "go()"},
     "another thread": {
         "after": "import threading\ndef more():\n    for image, label in digits:\n"
@@ -320,6 +321,8 @@ for turn in range(12):
          "            lambda w, c, g: w + c - g.mean(0), weights, change, each)"),
         ("each = slopes", "chosen = np.concatenate([chosen, chosen])\n        each = slopes"),
         ("each = slopes", "chosen = chosen[B[chosen] == B[chosen][0]]\n        each = slopes"),
+        ("weights = optax", "change, memory = rule.update(each, memory, weights)\n"
+         "        weights = optax"),
         ("each = slopes", "chosen = np.arange(200)\n        each = slopes"),
         ("memory = rule.init",
          'rule = optax.multi_transform({"a": rule, "b": optax.sgd(1.0)}, "b")\nmemory = rule.init'),
