@@ -170,7 +170,7 @@ crosscheck: install ## compare with jax-privacy, in an environment of its own
 	@.venv-jax/bin/python $(PIP) jax-privacy==2.0.0 || true
 	@$(BIN)/python bench/crosscheck.py
 
-try-peers: .venv-peers/.installed $(TRAINER) ## models of timm and torchvision, and jax-privacy
+try-peers: .venv-peers/.installed $(TRAINER) ## models of timm and torchvision, jax-privacy, and kernels in Triton's interpreter
 	.venv-peers/bin/python -m pytest -q -o addopts=--import-mode=importlib tests/peers/*.py
 
 try-trackers: .venv-trackers/.installed $(TRAINER) ## MLflow's stores and Weights & Biases offline

@@ -1,12 +1,11 @@
-"""The kernel makes the variates of the tensor operations; run by Triton's interpreter."""
+"""The kernel of noise makes the variates of the tensor operations.
+
+``make try-peers`` runs this by Triton's interpreter, in an environment that has Triton.
+"""
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.triton_interpreter import interpreted
-
-pytest.importorskip("triton")
 
 COMPARED = """
 import torch

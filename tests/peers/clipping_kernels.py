@@ -1,12 +1,11 @@
-"""The kernels of clipping compute what PyTorch's operations do; run by Triton's interpreter."""
+"""The kernels of clipping compute what PyTorch's operations do.
+
+``make try-peers`` runs this by Triton's interpreter, in an environment that has Triton.
+"""
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.triton_interpreter import interpreted
-
-pytest.importorskip("triton")
 
 COMPARED = """
 from contextlib import contextmanager
