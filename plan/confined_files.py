@@ -21,7 +21,15 @@ class OutsideFolder(OSError):
 
 
 def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
-    """Whether the real path of a file lies in the real path of a folder."""
+    """Whether the real path of a file lies in the real path of a folder.
+
+    What leads through more links than the system follows is nowhere, and counts as where it stands.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # realpath would follow thousands of links, and recurse
+            return _is_below(os.path.abspath(path), folder)
     return _is_below(os.path.realpath(path), folder)
 
 

@@ -326,38 +326,42 @@ def _matching(pattern: str, root: Path | None) -> Iterator[str]:
     parts = tuple(part for part in tail.replace(os.sep, "/").split("/") if part)
     start = drive + os.sep if tail.startswith((os.sep, "/")) else ""
     seen: set[tuple[str, int]] = set()
-    todo = [(start, parts)]
+    todo: list[tuple[str, tuple[str, ...], str | None]] = [(start, parts, None)]
     while todo:
-        place, rest = todo.pop()
+        place, rest, real = todo.pop()
         if not rest:
             if os.path.isfile(place) or _is_special(place):
                 yield place
             continue
-        state = (os.path.realpath(place or os.curdir), len(rest))
-        if state in seen or (root is not None and not _may_lead_into(state[0], root)):
+        if not os.path.isdir(place or os.curdir):
+            continue
+        real = real or os.path.realpath(place or os.curdir)
+        state = (real, len(rest))
+        if state in seen or (root is not None and not _may_lead_into(real, root)):
             continue
         seen.add(state)
         part, *after = rest
         if part == "**":
-            todo.append((place, tuple(after) or ("*",)))
+            todo.append((place, tuple(after) or ("*",), real))
             todo += [
-                (path, rest)
+                (path, rest, os.path.join(real, name))
                 for name, path in _entries(place)
                 if not name.startswith(".") and os.path.isdir(path) and not os.path.islink(path)
             ]
         elif glob.has_magic(part):
             todo += [
-                (path, tuple(after))
+                (path, tuple(after), None)
                 for name, path in _entries(place)
                 if fnmatch.fnmatch(name, part) and name.startswith(".") <= part.startswith(".")
             ]
         elif os.path.lexists(path := os.path.join(place, part)):
-            todo.append((path, tuple(after)))
+            todo.append((path, tuple(after), None))
 
 
 def _may_lead_into(real: str, root: Path) -> bool:
     """Whether a folder lies in ``root``, or above it on the way of an absolute pattern."""
-    return is_inside(real, root) or is_inside(root, real)
+    inner, outer = (os.path.join(path, "") for path in (real, os.path.realpath(root)))
+    return inner.startswith(outer) or outer.startswith(inner)
 
 
 def _entries(place: str) -> list[tuple[str, str]]:
@@ -369,16 +373,30 @@ def _entries(place: str) -> list[tuple[str, str]]:
 
 
 def _files_in(folder: str, root: Path) -> Iterator[Candidate | Skipped]:
-    failed: list[OSError] = []
-    for place, folders, files in os.walk(folder, onerror=failed.append):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in SKIPPED_FOLDERS
-        )
-        for file in sorted(files):
-            if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-                path = os.path.normpath(os.path.join(place, file))
-                yield _unless_skipped(Candidate(path, explicit=False, root=root))
-    yield from (Candidate(error.filename, explicit=True, root=root) for error in failed)
+    """Yield the files of a folder and those in it, at any depth: ``os.walk`` recurses."""
+    failed: list[str] = []
+    pending = [folder]
+    while pending:
+        place = pending.pop()
+        try:
+            with os.scandir(place) as entries:
+                names = sorted(entry.name for entry in entries)
+        except OSError:
+            failed.append(place)
+            continue
+        inside = []
+        for name in names:
+            path = os.path.join(place, name)
+            if name.startswith("."):
+                continue
+            if not os.path.isdir(path):
+                if name.lower().endswith(SUFFIXES):
+                    named = Candidate(os.path.normpath(path), explicit=False, root=root)
+                    yield _unless_skipped(named)
+            elif name not in SKIPPED_FOLDERS and not os.path.islink(path):
+                inside.append(path)
+        pending += reversed(inside)
+    yield from (Candidate(place, explicit=True, root=root) for place in failed)
 
 
 def _unless_skipped(candidate: Candidate) -> Candidate | Skipped:

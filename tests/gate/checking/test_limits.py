@@ -317,6 +317,25 @@ def test_links_to_folders_above_do_not_multiply_the_work(
     assert seconds < 2.0
 
 
+def test_deep_folders_and_long_chains_of_links_leave_the_others_their_results(
+    checked: Any,
+) -> None:
+    depth = 1_100  # more than Python recurses
+    for number in range(1, depth):
+        os.mkdir("/".join("d" * number))
+    for number in range(depth):
+        os.symlink(f"link{number + 1}", f"link{number}")
+    os.symlink("link0", "link.yaml")
+    Path("fine.yaml").write_text(PLAN)
+    try:
+        answers = [checked(".")[1], checked("*.yaml")[1]]
+    finally:
+        os.removedirs("/".join("d" * (depth - 1)))
+    told = [{plan["file"]: plan["verdict"] for plan in answer["plans"]} for answer in answers]
+    fine = {"fine.yaml": "certified"}
+    assert told == [{**fine, "link.yaml": "refused"}, fine]
+
+
 # ---- names that are bytes, and what is no file ---------------------------------------
 
 
