@@ -152,7 +152,7 @@ def check(
 
 
 def _trusted_cache() -> Path | None:
-    """Return the cache folder, or None if whoever writes the repository may write to it."""
+    """Return the cache folder, or None if writers of the repository may also write to it."""
     folder = cache_folder()
     if not is_in_repository(folder):
         return folder
@@ -188,8 +188,8 @@ def _ended_result(ended: Ended) -> CheckResult:
 
 def _search_summary(searched: Sequence[str], results: Sequence[CheckResult]) -> str:
     """Return which scripts and notebooks of folders make a private call."""
-    found = {result.file for result in results}
-    private = [name for name in searched if name in found]
+    reported = {result.file for result in results}
+    private = [name for name in searched if name in reported]
     notebooks = sum(name.lower().endswith(".ipynb") for name in searched)
     from affidavit.importers import LIBRARIES
 
