@@ -431,5 +431,6 @@ def replay_entry(row: Any) -> LogEntry:
 
 
 def replay_of(connection: Connection, run_id: str) -> Row[Any] | None:
-    """Return the row of the run's replay, or None."""
-    return connection.execute(select(run_replays).where(run_replays.c.run_id == run_id)).first()
+    """Return the row of the run's replay, or None; one that is not logged counts for nothing."""
+    row = connection.execute(select(run_replays).where(run_replays.c.run_id == run_id)).first()
+    return row if row is not None and entries.is_logged(connection, replay_entry(row)) else None

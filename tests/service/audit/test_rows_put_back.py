@@ -35,6 +35,7 @@ from affidavit.service.tables.runs import runs
 from affidavit.trust import KeyStore, Revocation, Roots, SigningKey, draft_keyset, format_instant
 from tests.service.conftest import EACH_SCOPE, ONCE, client_of, tokens_for
 from tests.support.random_seeds import seeded
+from tests.support.run_records import replay_record
 
 TABLES = {entry_type.table.name: entry_type.table for entry_type in ENTRY_TYPES}
 OWNED = {
@@ -150,7 +151,7 @@ def put_back(connection: Any, table: Table) -> None:
     assert connection.execute(change).rowcount == 1
 
 
-AT = {"at", "created_at", "revoked_at", "published_at"}
+AT = {"at", "created_at", "revoked_at", "published_at", "added_at"}
 
 
 def add(connection: Any, table: Table) -> None:
@@ -163,12 +164,11 @@ def add(connection: Any, table: Table) -> None:
     connection.execute(insert(table).values({**row, **UNLIKE[table.name]}))
 
 
-CHANGES = [
-    (name, change)
-    for name in TABLES
-    for change in ((remove, add) if name == "certificates" else (remove, add, put_back))
-]
-"""Every change of a row: the bytes of a certificate cannot be those of an earlier one."""
+WHOLE = {"certificates": (remove, add), "run_replays": (remove, put_back)}
+"""The bytes of a certificate cannot be those of an earlier one, and a replay that is not logged
+counts for nothing where it is read."""
+CHANGES = [(name, change) for name in TABLES for change in WHOLE.get(name, (remove, add, put_back))]
+"""Every change of a row."""
 PAIRS = [(one, other) for one, other in combinations(CHANGES, 2) if one[0] != other[0]]
 
 
@@ -237,7 +237,9 @@ def fill(site: Site, plan: Any, *keys: Any) -> None:
     for epsilon in (8, 9):
         done("POST", f"{toy}/budget", "admin", {**BUDGET, "epsilon": epsilon})
     run = {"certificate": first, "data": "digits", "model": "mlp:8", "output": "o"}
-    done("POST", "/v1/runs", "submit", run)
+    run = done("POST", "/v1/runs", "submit", run)
+    record = replay_record(run["plan_digest"])
+    done("POST", f"/v1/runs/{run['id']}/replay", "submit", record)
     for version in (1, 2):
         done("POST", "/v1/policies", "admin", {**POLICY, "version": version})
     waiver = done("POST", "/v1/waivers", "approve", WAIVER)["id"]

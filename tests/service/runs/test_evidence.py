@@ -42,7 +42,7 @@ from affidavit.service.audit import evidence as collecting
 from affidavit.trust import PublicKey, TrustedKeys
 from tests.service.runs.conftest import ON_SQLITE, Yard
 from tests.support.random_seeds import seeded
-from tests.support.run_records import record_of
+from tests.support.run_records import record_of, replay_record
 from tests.trust.log.test_timestamps import CONFIGURATION, Authority, party
 
 
@@ -201,13 +201,7 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
 
 def replayed(made: Made, **changes: Any) -> bytes:
     """The record of a replay on the certified plan."""
-    checks = dict.fromkeys(("sensitivity", "non_interference", "noise", "lots"), "shown")
-    record = {
-        **{"type": "affidavit.replay/1", "verdict": "not_refuted", "program": "train.py"},
-        **{"plan": digest_of(json.loads(made.files["plan.json"])), "steps": 3, "neighbours": 2},
-        **{"checks": checks, "largest_move": 0.5, "ended": "steps", "environment": {}},
-        **dict.fromkeys(("files", "findings", "notes", "releases", "unstable"), ()),
-    }
+    record = replay_record(digest_of(json.loads(made.files["plan.json"])))
     return json.dumps({**record, **changes}).encode()
 
 
