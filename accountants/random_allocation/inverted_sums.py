@@ -188,20 +188,25 @@ def upper_excess(
     s = tilt + 1j * y
     kernel = np.exp(-((noise * y) ** 2) / 2) * (2 / contour.period) / (tilt * tilt + y * y)
     kernel[0] /= 2
-    terms = np.exp(copies * logs + 1j * shift * y) * (s.conjugate() / s) * kernel
-    # A power below the least of these is covered by the rounding of that.
-    sizes = np.exp(np.maximum(copies * most, -700.0)) * kernel
-    turned = 8 * (copies * (4 + np.abs(most)) + reach * y) + 64 + y.size
-    errors = copies * wrong * np.exp(-most) + UNIT_ROUNDOFF * turned
     last = float(y[-1])
     beyond = math.exp(-((noise * last) ** 2) / 2) / (math.pi * last)
     beyond *= math.exp(copies * UNIT_ROUNDOFF * 4 * nodes.size) * (1 + 1e-9)
-    summed = float(terms.real.sum()) + float(sizes @ errors) * (1 + 1e-9) + beyond
+    # Powers of a transform that rounding makes larger than one may overflow.
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = np.exp(copies * logs + 1j * shift * y) * (s.conjugate() / s) * kernel
+        # A power below the least of these is covered by the rounding of that.
+        sizes = np.exp(np.maximum(copies * most, -700.0)) * kernel
+        turned = 8 * (copies * (4 + np.abs(most)) + reach * y) + 64 + y.size
+        errors = copies * wrong * np.exp(-most) + UNIT_ROUNDOFF * turned
+        summed = float(terms.real.sum()) + float(sizes @ errors) * (1 + 1e-9) + beyond
     size = float(np.abs(exponents).max()) + abs(peak) + abs(log_total)
     rounding = copies * UNIT_ROUNDOFF * (64 + 4 * size)
     rounding += 16 * UNIT_ROUNDOFF * (1 + copies * abs(log_total) + abs(tilt * threshold))
     exponent = copies * log_total - tilt * threshold + (noise * tilt) ** 2 / 2 + rounding
-    return max(0.0, summed) * math.exp(exponent) if exponent < 700.0 else math.inf
+    # Chernoff's bound, as x_+ <= e^{θx} / (eθ), is also that of a sum that is infinite or NaN.
+    chernoff = (1 + 1e-9) / (math.e * tilt)
+    summed = max(0.0, summed) if summed < chernoff else chernoff
+    return summed * math.exp(exponent) if exponent < 700.0 else math.inf
 
 
 def _turns(angles: Array, count: int) -> NDArray[np.complex128]:

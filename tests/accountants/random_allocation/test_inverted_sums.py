@@ -55,3 +55,12 @@ def test_normal_values_have_the_mean_of_their_sum(copies: int) -> None:
         saddle = Saddle.of((nodes, np.log(masses)), copies, z * deviation, 1.0)
         bound = upper_excess(nodes, masses, copies, z * deviation, saddle.contour(1e-3, exact))
         assert exact <= bound <= exact * 1.005
+
+
+def test_frequencies_that_fail_leave_chernoffs_bound() -> None:
+    nodes, masses = np.array([-1.0, 1.0]), np.array([0.5, 0.5])
+    copies, tilt = 1000, 1.0
+    overflowing = Contour(tilt=tilt, period=1e-16, noise=1.0, frequencies=3)
+    chernoff = math.exp(copies * math.log(math.cosh(tilt)) + 0.5) / (math.e * tilt)
+    bound = upper_excess(nodes, masses, copies, 0.0, overflowing)
+    assert chernoff * (1 - 1e-6) <= bound <= chernoff * (1 + 1e-6)
