@@ -94,7 +94,11 @@ class Side:
         return (*atoms, *self._laws.cut(_INFINITE_SHARE * delta)[0])
 
     def _infinite_mass(self, delta: float) -> float:
-        return 1e3 ** math.floor(math.log10(_INFINITE_SHARE * delta / self._releases) / 3)
+        # The nodes of replaced records serve every depth; the lattices of others serve one.
+        reused = all(isinstance(one.this, ReplacedDirection) for one, _ in self.passes)
+        digits = 1 if reused else 3
+        exponent = math.log10(_INFINITE_SHARE * delta / self._releases)
+        return 10.0 ** (digits * math.floor(exponent / digits))
 
     def curves(self, delta: float, saddle: Saddle) -> tuple[ComposedTransform, ComposedTransform]:
         """Return bounds from above and below near ``saddle``, where δ is about ``delta``.

@@ -22,7 +22,7 @@ Reference: docs/theorems/random-allocation.md, Theorem 7; shuffled-lots.md, Theo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal
 
@@ -71,25 +71,29 @@ MOVES: dict[Order, tuple[Move, Move]] = {
 }
 """The moves of positive and of negative V."""
 
-_INSIDE_SHARE, _LOW_SHARE = 2e-3, 1e-3
-"""About the shares of δ that the chords and the added noise each cost, and the lowest terms."""
+_INSIDE_SHARE, _LOW_SHARE, _MAX_STRAIN = 2e-3, 1e-3, 60.0
+"""About the shares of δ that the chords and the added noise each cost, and the lowest terms; the
+largest V in units of one over the tilt."""
+_CUT_SIZES = np.geomspace(1.0, 1e4, 100)
+"""Values of V over e^ε at which the cut may be."""
 _FEW_BINS, _MAX_POINTS = 24, 1 << 18
 """Bins below which sums are on a lattice, and the points of that of one bin."""
-_MAX_STEP_SHARE, _MIN_MEDIAN, _LATTICE_REACH = 0.2, 0.02, 4.0
-"""The longest step over the size of most V, the least size of these over e^ε, and the least V over
-the largest."""
+_MAX_STEP_SHARE, _MIN_MEDIAN, _LATTICE_REACH, _LARGE_DELTA = 0.2, 0.02, 4.0, 1e-3
+"""The longest step over the size of most V, the least size of these over e^ε, the least V over the
+largest, and the δ from which on the size of V where the record is counts too."""
 MIN_RATE, MAX_RATE = 0.002, 5.0
 """The range of 1/σ."""
 _MAX_EPSILON = 100.0
 """Nats."""
 _SHORTFALL_SHARE = 1e-3
 """Share of δ that the bound of the part above the cut gives away."""
-_NODE_RATIO, _FINE_DELTA, _COARSENING, _MAX_STRIDES = 1.5, 1e-7, 0.04, 4
+_NODE_RATIO, _FINE_DELTA, _COARSENING, _MAX_STRIDES = 1.35, 1e-7, 0.06, 4
 """About the ratio of δ at two nodes of a curve, between which it is bounded by a chord. Below some
 δ it rises like a power of δ. So many steps are tried to the next node."""
-_MIN_STRIDE, _MAX_FLAT = 1e-3, 3
-"""The least distance (nats) of two nodes, over the rate, and nodes without a fall after which
-rounding hides smaller δ."""
+_MIN_STRIDE, _MAX_FLAT, _OTHER_GUESSES = 1e-3, 3, (1.0, 30.0, 0.1, 0.01, 1e3)
+"""The least distance (nats) of two nodes, over the rate, nodes without a fall after which rounding
+hides smaller δ, and factors of the guess at a node without one: another cut and other frequencies
+may resolve the sum."""
 MIN_DELTA = 1e-15
 
 
@@ -149,6 +153,10 @@ class Difference:
         return np.asarray(
             np.log((low + np.sqrt(low * low + 4 * high * size)) / (2 * high)) / self.rate
         )
+
+    def places(self, points: Array) -> Array:
+        """Return the normal deviations at which V is each of ``points`` > 0, shape (n,) both."""
+        return self._z(points, MOVES[self.order][0])
 
     def _above(self, points: Array, *, positive: bool) -> tuple[Array, Array, Array, Array]:
         """Return Pr(V > point), the shares of P and of Q there, and z, shape (n,) each."""
@@ -307,10 +315,13 @@ class ReplacedDirection:
         """Return Θ: the record that is in no bin adds the same to both."""
         return self.bins * (1 / self.drawn - 1) * (ratio - 1)
 
-    def _cut(self, ratio: float, threshold: float, allowed: float) -> float:
+    def _cut(self, ratio: float, threshold: float, allowed: float, *, fine: bool) -> float:
         """Return the least normal deviation above which ``allowed`` of δ is given away."""
         law = Difference(rate=self.rate, ratio=ratio, order=self.order)
         cuts = np.linspace(0.0, 2 * self.rate + 12.0, 400)
+        if fine:
+            # With little noise V rises within a fraction of these steps.
+            cuts = np.sort(np.append(cuts, law.places(ratio * _CUT_SIZES)))
         values = law.values(cuts)
         lost = self.drawn * ndtr(-cuts) * self._shortfall(law, cuts, values, threshold)
         good = np.flatnonzero((values > 0) & (lost <= allowed))
@@ -356,7 +367,7 @@ class ReplacedDirection:
         """Return an upper bound of δ at ``epsilon`` (nats), accurate for the δ that it is."""
         return self.upper(epsilon, max(self.approximate_delta(epsilon), MIN_DELTA))
 
-    def upper(self, epsilon: float, guess: float) -> float:
+    def upper(self, epsilon: float, guess: float, *, fine: bool = False) -> float:
         """Return an upper bound of δ at ``epsilon`` (nats), narrow if that is about ``guess``."""
         if epsilon > _MAX_EPSILON:
             return 1.0
@@ -367,7 +378,7 @@ class ReplacedDirection:
         if bins == 1:
             calls = Difference(rate=rate, ratio=ratio, order=order).calls(np.array([threshold]))
             return min(1.0, self.drawn * float(calls.value[0] + calls.error[0]) * (1 + 1e-12))
-        cut = self._cut(ratio, threshold, _SHORTFALL_SHARE * guess)
+        cut = self._cut(ratio, threshold, _SHORTFALL_SHARE * guess, fine=fine)
         law = Difference(rate=rate, ratio=ratio, order=order, cut=cut)
         if law.top <= 0:
             # Without a normal deviation above the cut, nothing is positive.
@@ -390,6 +401,9 @@ def _by_inversion(
 ) -> float:
     """Return an upper bound of E (ΣV - Θ)_+, of which ``size`` is about the ``share``."""
     saddle = Saddle.of(law.atoms, bins, threshold, bins * law.ratio)
+    if saddle.tilt * law.top > _MAX_STRAIN:
+        # Hardly any sum is above the threshold.
+        saddle = replace(saddle, tilt=_MAX_STRAIN / law.top)
     tolerance = _INSIDE_SHARE / share
     # Where the tilt favours the largest V, the sum is made by smaller ones.
     strain = saddle.tilt * law.top
@@ -409,16 +423,19 @@ def _by_lattice(
     saddle = LatticeSaddle(
         tilt=tilt, variance=bins * variance, log_moment=bins * log_moment, inside=0.0, delta=0.0
     )
-    median = min(law.rate, max(_MIN_MEDIAN, math.exp(-law.rate * law.rate / 2)))
+    most = law.ratio * min(law.rate, max(_MIN_MEDIAN, math.exp(-law.rate * law.rate / 2)))
+    if size > _LARGE_DELTA * bins:
+        # The V of the bin in which the record is make the mean.
+        most = min(most, math.exp(law.rate * law.rate / 2))
     step = min(
         math.sqrt(4 * _INSIDE_SHARE / bins / share) / tilt,
         math.sqrt(bins * variance) / 2,
-        _MAX_STEP_SHARE * law.ratio * median,
+        _MAX_STEP_SHARE * most,
     )
     window = compute_window(bins, law.atoms, saddle, threshold, _INSIDE_SHARE * size, step)
     bottom = max(bottom, -_LATTICE_REACH * law.top)
-    most = max(law.top - bottom, (window.high - window.low) / 4)
-    step = max(step, most / _MAX_POINTS)
+    reach = max(law.top - bottom, (window.high - window.low) / 4)
+    step = max(step, reach / _MAX_POINTS)
     nodes = law.top - step * np.arange(max(math.ceil((law.top - bottom) / step), 2), -1.0, -1.0)
     nodes[-1] = law.top
     lattice = ConvolutionPower(nodes, upper_masses(law, nodes), bins, window)
@@ -503,7 +520,7 @@ class _Nodes:
         for _ in range(_MAX_STRIDES):
             self._stride = max(self._stride, _MIN_STRIDE * self._direction.rate)
             at = last + self._stride
-            delta = min(least, self._direction.upper(at, max(least / ratio, MIN_DELTA)))
+            delta = self._lower_at(at, least, max(least / ratio, MIN_DELTA))
             fall = math.log(least / delta) if delta > 0 else math.inf
             # The slope grows a little from node to node.
             self._stride *= min(3.0, max(0.2, math.log(ratio) / max(fall, 0.05)))
@@ -511,6 +528,15 @@ class _Nodes:
                 break
         self._epsilons.append(at)
         self._deltas.append(max(delta, MIN_DELTA / 1e3))
+
+    def _lower_at(self, epsilon: float, least: float, guess: float) -> float:
+        """Return an upper bound of δ at ``epsilon`` (nats), below ``least`` if one is found."""
+        delta = self._direction.upper(epsilon, guess)
+        for factor in _OTHER_GUESSES:
+            if delta < least:
+                break
+            delta = self._direction.upper(epsilon, max(factor * guess, MIN_DELTA), fine=True)
+        return min(delta, least)
 
 
 @lru_cache(maxsize=64)
