@@ -289,12 +289,13 @@ def _losses(model: LanguageModel, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def microbatches(case: Case, *, is_flat: bool = False) -> tuple[Count, Count]:
-    """Count a plain microbatch, and a private one that adds to the sums of another."""
+    """Count a plain and a private microbatch; each adds to what another of its lot left."""
     with without_contents():
         model = model_of(case, "cpu")
         shape = (case.microbatch, case.tokens + 1)
         batch = torch.zeros(shape, dtype=torch.long), torch.ones(shape, dtype=torch.bool)
         losses = partial(_losses, model, batch)
+        (losses().sum() / case.lot).backward()
         with Count() as plain:
             (losses().sum() / case.lot).backward()
         for parameter in model.module.parameters():
