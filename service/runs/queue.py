@@ -122,7 +122,7 @@ class LockedRun:
         if stored is not None and zlib.decompress(stored.content) != content:
             raise WrongState(
                 f"run {self.run.id} has the record of another replay.",
-                "It stays; add a later one to an evidence file with affidavit evidence --replay.",
+                "The first record stays. Keep the later one outside of the run.",
             )
         if stored is None:
             repository.add_replay(self.connection, self.run.id, content, self.context)
