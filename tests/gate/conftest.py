@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from affidavit.client import calls
+from affidavit.gate import check, init
+from affidavit.gate.checking.box import Limits, Work
 from affidavit.gate.cli import app
 
 Run = Callable[..., Result]
@@ -29,6 +31,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(calls, "FIRST_RETRY_SECONDS", 0.01)
     return result
+
+
+@pytest.fixture(autouse=True)
+def without_box(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read repositories in this process: to fork one that has all tests takes most of a test.
+
+    The module is about the box if it sets ``IN_A_BOX``.
+    """
+    if getattr(request.module, "IN_A_BOX", False):
+        return
+
+    def unpack(work: Work[Any], **_: bool) -> Iterator[Any]:
+        return (message for message in work(frozenset()) if not isinstance(message, Limits))
+
+    for module in (check, init):
+        monkeypatch.setattr(module, "run_in_box", unpack)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ import pytest
 from affidavit.gate.checking import repository_check
 from affidavit.gate.checking.box import Limits
 
+IN_A_BOX = True
+
 FILE_SECONDS = 0.4
 
 PLAN = """\

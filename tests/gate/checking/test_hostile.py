@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+IN_A_BOX = True
+
 SCRIPT = """\
 import torch
 import yaml

@@ -22,6 +22,8 @@ from affidavit.plan import MalformedPlan, OutsideFolder, read_inside
 from tests.gate.checking.test_hanging_repositories import OPTION, PLAN
 from tests.support.processor_time import best_of_three
 
+IN_A_BOX = True
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -28,6 +28,8 @@ from affidavit.gate.checking.repository_check import SEARCH, RepositoryCheck
 from tests.gate.checking.test_hanging_repositories import OPTION, PLAN, SCRIPT
 from tests.support.random_seeds import seeded
 
+IN_A_BOX = True
+
 LIMITS = Limits(file_seconds=0.1, memory_mebibytes=2048)
 TOGETHER = 50
 """Repositories that a child process reads."""
