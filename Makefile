@@ -12,7 +12,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 WITH_UV = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/python $(PIP) --no-compile $(1)
 # Compile with all processors, but not the large parts of which little or nothing is imported here.
 SELDOM_IMPORTED := tests?|testing|pip|setuptools|mypyc?|_inductor|transformers/models|sklearn|nltk|fontTools|networkx|sphinx|docutils|lexers|Crypto|graphql
-COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/($(SELDOM_IMPORTED))/' .venv/lib || true
+COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/($(SELDOM_IMPORTED))/' .venv/lib src/affidavit/*/ || true
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 17
