@@ -185,7 +185,7 @@ def test_several_plans_are_compared(visitor: Any, site: Any) -> None:
     expect(visitor.page.locator("[aria-label=Guarantees] tbody tr")).to_have_count(3)
 
 
-@pytest.mark.ordinary("scripts-light-*")
+@pytest.mark.soak
 def test_empty_pages_say_what_to_do(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("ada", "submit", "approve", "audit", "admin"), "/datasets")
     visitor.sees("No budgets yet")

@@ -160,6 +160,7 @@ def test_a_larger_bound_that_is_proved_takes_the_place_of_one_that_is_not(
     assert opinions == pytest.approx([proved.epsilon.upper] * 2, rel=2e-3)
 
 
+@pytest.mark.soak
 def test_a_verdict_that_needs_a_bound_without_a_statement_keeps_it(by_moments: Any) -> None:
     free = by_moments
     assert free.epsilon is not None

@@ -192,6 +192,7 @@ def uv(installed: Installed, folder: Path, *words: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.soak
 def test_uvx_runs_the_command(installed: Installed, index: Path, tmp_path: Path) -> None:
     plan = str(ROOT / "examples/e2e-dp-sgd-published.yaml")
     options = ["--no-index", "--find-links", str(index)]

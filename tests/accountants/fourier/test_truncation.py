@@ -211,7 +211,7 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
     assert sum(points) < 1_000_000
 
 
-@pytest.mark.ordinary("replace_one")
+@pytest.mark.soak
 @pytest.mark.parametrize("neighbours", ALL)
 def test_each_order_of_cut_lots_is_bounded(neighbours: Neighbours) -> None:
     """As the best of several runs needs them, which costs at least what one run does."""

@@ -527,6 +527,7 @@ def test_nothing_in_a_file_becomes_code_or_reaches_the_network(
     page.wrong[:] = [text for text in page.wrong if "https://example.com" not in text]
 
 
+@pytest.mark.soak
 def test_large_and_deep_files_are_rejected_and_the_page_lives(
     page: VerifierPage, plan: Any
 ) -> None:

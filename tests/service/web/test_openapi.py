@@ -172,6 +172,7 @@ def test_the_documentation_comes_from_this_host_alone(client: TestClient) -> Non
     assert client.get("/docs/redoc.standalone.js").status_code == 422
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_generated_client_reads_what_the_service_says(
     client: TestClient, plan: Any, post: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

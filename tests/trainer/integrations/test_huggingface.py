@@ -243,6 +243,7 @@ def test_a_pause_between_steps_changes_no_weight(tmp_path: Path) -> None:
     require_same(trained_of(here.model), own_loop(paused=4)[-1])
 
 
+@pytest.mark.soak
 def test_it_stops_early_on_public_data_and_loads_the_best_model(tmp_path: Path) -> None:
     here = trainer(
         tmp_path,

@@ -43,7 +43,7 @@ def loaded(name: str) -> Any:
     return example
 
 
-@pytest.mark.ordinary("not fsdp", "not lightning*")
+@pytest.mark.ordinary("plain_loop")
 @pytest.mark.filterwarnings("ignore")  # of the packages that the examples show
 @pytest.mark.parametrize("name", ["fsdp", "plain_loop", "lightning_module", "hf_trainer_lora"])
 def test_an_example_ends_in_a_conformant_record(
