@@ -46,13 +46,12 @@ affidavit.evidence.evidence_file.EvidenceError: step 1 (form): about.json was al
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import MalformedPlan, canonical_json, digest_of_bytes, load_json
 from affidavit.trust import StepError
 
 FORMAT = "affidavit-evidence/v1"
@@ -113,7 +112,7 @@ class EvidenceError(StepError):
 def manifest_of_files(files: Mapping[str, bytes]) -> bytes:
     """Return the manifest of ``files``: all but itself and its timestamp."""
     digests = {
-        name: f"sha256:{hashlib.sha256(content).hexdigest()}"
+        name: digest_of_bytes(content)
         for name, content in files.items()
         if name not in (MANIFEST, TIMESTAMP)
     }
@@ -205,9 +204,7 @@ def _require_listed(manifest: bytes, files: Mapping[str, bytes]) -> None:
     try:
         stated = load_json(manifest).data["files"]
         altered = [
-            name
-            for name, content in files.items()
-            if stated.get(name) != f"sha256:{hashlib.sha256(content).hexdigest()}"
+            name for name, content in files.items() if stated.get(name) != digest_of_bytes(content)
         ]
         missing = [str(name) for name in stated if name not in files]
     except (MalformedPlan, KeyError, TypeError, AttributeError):

@@ -13,7 +13,6 @@ revoked since needs a current list (``VerificationOptions.status``).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -43,7 +42,14 @@ from affidavit.evidence.evidence_story import tell_story
 from affidavit.evidence.provenance import BadProvenance, read_provenance
 from affidavit.evidence.replay_record import RECORD_TYPE
 from affidavit.evidence.verifier_assembly import verifier_page
-from affidavit.plan import MalformedPlan, PlanError, canonical_json, digest_of, load_json
+from affidavit.plan import (
+    MalformedPlan,
+    PlanError,
+    canonical_json,
+    digest_of,
+    digest_of_bytes,
+    load_json,
+)
 from affidavit.trust import (
     BadEnvelope,
     KeysetError,
@@ -356,7 +362,7 @@ class _Check:
                 if entry["subject"] == first["reservation"]
             }
             stated_items = {
-                event["seq"]: _digest_of_bytes(event["state"].encode())
+                event["seq"]: digest_of_bytes(event["state"].encode())
                 for event in document["events"]
             }
         except ALTERED:
@@ -372,7 +378,7 @@ class _Check:
             self.note(13, "no replay", checked=False)
             return
         content = part_of(self.files, REPLAY, 13)
-        if logged is not None and logged["body"].get("digest") != _digest_of_bytes(content):
+        if logged is not None and logged["body"].get("digest") != digest_of_bytes(content):
             raise _mismatch(13, REPLAY, "another record than the logged one")
         record = _mapping(load_part(self.files, REPLAY, 13), REPLAY, 13)
         if record.get("type") != RECORD_TYPE:
@@ -433,10 +439,6 @@ def _read_entries(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
     except (MalformedPlan, *ALTERED):
         pass
     raise _mismatch(3, "log/entries.jsonl", "lines that are no entries")
-
-
-def _digest_of_bytes(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _decision(actor: str, body: Mapping[str, Any]) -> tuple[str, str, str, str]:

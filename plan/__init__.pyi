@@ -1,6 +1,7 @@
 from . import schedule as schedule
 from .canonical import canonical_json as canonical_json
 from .canonical import digest_of as digest_of
+from .canonical import digest_of_bytes as digest_of_bytes
 from .confined_files import OutsideFolder as OutsideFolder
 from .confined_files import is_inside as is_inside
 from .confined_files import read_inside as read_inside

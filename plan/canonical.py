@@ -15,4 +15,9 @@ def canonical_json(value: Any) -> bytes:
 
 def digest_of(value: Any) -> str:
     """Return ``sha256:`` and the hexadecimal digest of the canonical JSON of ``value``."""
-    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+    return digest_of_bytes(canonical_json(value))
+
+
+def digest_of_bytes(content: bytes) -> str:
+    """Return ``sha256:`` and the hexadecimal digest of ``content``."""
+    return "sha256:" + hashlib.sha256(content).hexdigest()

@@ -25,7 +25,6 @@ earlier event), and two claims under one fencing token.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections import defaultdict
@@ -36,6 +35,7 @@ from typing import Any, Literal, Self
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from affidavit.client import Run, RunEvent
+from affidavit.plan import digest_of_bytes
 from affidavit.service.core.database import page_of
 from affidavit.service.core.errors import DomainError
 from affidavit.service.core.wire_models import Internal
@@ -414,7 +414,7 @@ def add_replay(connection: Connection, run_id: str, record: bytes, context: Comm
     row = {
         "run_id": run_id,
         "content": zlib.compress(record),
-        "digest": f"sha256:{hashlib.sha256(record).hexdigest()}",
+        "digest": digest_of_bytes(record),
         "verdict": json.loads(record)["verdict"],
         "added_by": context.actor,
         "added_at": context.at,

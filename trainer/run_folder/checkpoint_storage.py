@@ -52,6 +52,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from affidavit.plan import digest_of_bytes
 from affidavit.trainer.distributed.peers import Peers, lost_ranks_reported
 from affidavit.trainer.distributed.shards import Shards, is_sharded, local_tensor
 from affidavit.trainer.errors import RunFailure
@@ -77,11 +78,6 @@ def deserialize_state(content: bytes) -> State:
     """Return the state in ``content``, with tensors on the CPU, without running code in it."""
     result: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return result
-
-
-def digest_of_bytes(content: bytes) -> str:
-    """Return ``sha256:`` and the digest of a file's content."""
-    return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
 def digest_of_folder(folder: Path) -> str:
