@@ -156,7 +156,7 @@ def cancel(
 ) -> Run:
     """A waiting run costs nothing; a run that has begun is stopped and charged in full."""
     queue = services.runs.queue
-    if queue.find(run_id).requested_by != actor.name and not actor.may(Scope.ADMIN):
+    if not _may_change(actor, queue.find(run_id)):
         raise Problem(
             403, "not_yours", "You can cancel only your own runs. Ask the requester to cancel it."
         )
@@ -179,12 +179,17 @@ def replay(
 ) -> RunReplay:
     """What `affidavit replay --plan` showed; a run has one, which may be sent again."""
     queue = services.runs.queue
-    if queue.find(run_id).requested_by != actor.name and not actor.may(Scope.ADMIN):
+    if not _may_change(actor, queue.find(run_id)):
         raise Problem(
             403, "not_yours", "You can add a replay only to your own runs. Ask the requester."
         )
     call = CommandContext.of(actor, http, None, request)
     return queue.change(run_id, call, LockedRun.add_replay, request)
+
+
+def _may_change(actor: Actor, run: Run) -> bool:
+    """Whether the actor requested the run or is an administrator."""
+    return run.requested_by == actor.name or actor.may(Scope.ADMIN)
 
 
 @router.get(
