@@ -258,7 +258,7 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
     remedy = 'Write a list of patterns, such as exclude = ["vendor/**", "tests/**"].'
     patterns = _names_in(stated, "exclude", remedy)
     excluded = dict.fromkeys(patterns, 0)
-    for name in names or _configured_names():
+    for name in names or _configured_names(stated):
         root = root_of(name) if names else Path.cwd()
         if names and _is_special(name) and (root is None or is_inside(name, root)):
             root = None  # a pipe that the user names
@@ -418,9 +418,8 @@ def _is_special(path: str) -> bool:
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def _configured_names() -> list[str]:
+def _configured_names(table: dict[str, Any]) -> list[str]:
     remedy = 'Name plans, folders or patterns, or set plans = ["plans/"] in [tool.affidavit].'
-    table = settings()
     names = _names_in(table, "plans", remedy)
     if not names and "plan" in table:
         return [str(SETTINGS_FILE)]
