@@ -140,7 +140,7 @@ class Settings:
 
 
 def _timestamp_authority(variables: Mapping[str, str]) -> str | None:
-    """Return the URL of the authority; raises ``SettingsError`` if none could be asked there."""
+    """Return the URL of the authority; raises ``SettingsError`` if it cannot be used."""
     url = variables.get("AFFIDAVIT_TIMESTAMP_AUTHORITY", "").strip()
     if not url:
         return None

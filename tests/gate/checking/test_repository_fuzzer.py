@@ -163,7 +163,7 @@ class Repository:
     """A random repository, the names to check in it, and whether a weak plan is among its files."""
 
     folder: Path
-    asked: list[str]
+    names: list[str]
     is_weak: bool
 
 
@@ -194,8 +194,8 @@ def write_repository(draw: random.Random, folder: Path) -> Repository:
         Path("sub/weak.yaml").write_text(WEAK)
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_fifo()]
     one = [draw.choice(files)] if files else ["."]
-    asked = draw.choice((["."], ["."], ["."], one, [] if has_settings else ["."]))
-    return Repository(folder, asked, is_weak=is_weak and asked == ["."])
+    names = draw.choice((["."], ["."], ["."], one, [] if has_settings else ["."]))
+    return Repository(folder, names, is_weak=is_weak and names == ["."])
 
 
 # ---- their check ---------------------------------------------------------------------
@@ -217,7 +217,7 @@ def told_in(repositories: Sequence[Repository]) -> dict[Path, list[Any]]:
             os.chdir(each.folder)
             place = f"{each.folder}/"
             own = frozenset(item.removeprefix(place) for item in done if item.startswith(place))
-            check = RepositoryCheck(each.asked, Evaluator(False, None, None), None, False, None)
+            check = RepositoryCheck(each.names, Evaluator(False, None, None), None, False, None)
             for message in check(own):
                 if isinstance(message, Begun):
                     yield each.folder, time.process_time(), message.item
@@ -248,7 +248,7 @@ def time_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def run_check(asked: list[str], format_: str, report: Path) -> tuple[int, str]:
+def run_check(names: list[str], format_: str, report: Path) -> tuple[int, str]:
     """Run the command without its parser of options, which takes longer than most repositories.
 
     Returns the exit code, and standard output with standard error.
@@ -256,7 +256,7 @@ def run_check(asked: list[str], format_: str, report: Path) -> tuple[int, str]:
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
     with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         with pytest.raises(typer.Exit) as ended:
-            check(asked, format_=format_, report=[f"json={report}"])
+            check(names, format_=format_, report=[f"json={report}"])
         stream.flush()
     return ended.value.exit_code, stream.buffer.getvalue().decode()
 
@@ -265,7 +265,7 @@ def exit_of(repository: Repository, format_: str, report: Path) -> int:
     """Tell what was found in a repository; an assertion says what is wrong with it."""
     os.chdir(repository.folder)
     before = time.process_time()
-    code, output = run_check(repository.asked, format_, report)
+    code, output = run_check(repository.names, format_, report)
     assert time.process_time() - before < 1
     for text in ("Traceback", "internal error", "root:", "\x1b"):  # the third of /etc/passwd
         assert text not in output
