@@ -40,8 +40,8 @@ from .models import Run as Run
 from .models import RunCharge as RunCharge
 from .models import RunEvent as RunEvent
 from .models import RunProgress as RunProgress
-from .models import RunReplay as RunReplay
 from .models import RunState as RunState
+from .models import RunTest as RunTest
 from .models import Spent as Spent
 from .models import StepsSpent as StepsSpent
 from .models import Unit as Unit

@@ -10,7 +10,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -32,7 +32,7 @@ from affidavit.client.models import (
     Run,
     RunEvent,
     RunProgress,
-    RunReplay,
+    RunTest,
 )
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -471,9 +471,16 @@ def cancel_run(run_id: str, reason: str) -> Call[Run]:
     return _post_model(f"/v1/runs/{segment(run_id)}/cancel", Run, {"reason": reason})
 
 
-def add_replay(run_id: str, record: Mapping[str, Any]) -> Call[RunReplay]:
+def add_replay(run_id: str, record: Mapping[str, Any]) -> Call[RunTest]:
     """Add what a replay of the training script on the run's plan showed."""
-    call = _post_model(f"/v1/runs/{segment(run_id)}/replay", RunReplay, record)
+    call = _post_model(f"/v1/runs/{segment(run_id)}/replay", RunTest, record)
+    return replace(call, repeatable=True)
+
+
+def add_audit(run_id: str, canaries: Mapping[str, Any], losses: Sequence[float]) -> Call[RunTest]:
+    """Add an audit of the run's canaries, which the service computes from their losses."""
+    audit = {"canaries": canaries, "losses": losses}
+    call = _post_model(f"/v1/runs/{segment(run_id)}/audit", RunTest, audit)
     return replace(call, repeatable=True)
 
 

@@ -85,6 +85,7 @@ class _ClientBase:
     run = ClientMethod(calls.run)
     cancel_run = ClientMethod(calls.cancel_run)
     add_replay = ClientMethod(calls.add_replay)
+    add_audit = ClientMethod(calls.add_audit)
     get = ClientMethod(calls.get)
     content = ClientMethod(calls.content)
     post = ClientMethod(calls.post)

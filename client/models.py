@@ -383,10 +383,14 @@ class Run(ResponseModel):
     changed_at: Instant
 
 
-class RunReplay(ResponseModel):
-    """What a replay showed of a run, as ``added_by`` declares; ``digest`` is its record's."""
+class RunTest(ResponseModel):
+    """What a replay, or an audit of canaries, showed of a run, as ``added_by`` declares.
+
+    ``digest`` is that of its record.
+    """
 
     run_id: str
+    kind: Literal["replay", "audit"]
     digest: Identifier
     verdict: Literal["not_refuted", "refuted", "undecided"]
     added_by: str

@@ -11,12 +11,14 @@ from .hyperparameter_search import BadSearch as BadSearch
 from .hyperparameter_search import SearchOpening as SearchOpening
 from .hyperparameter_search import read_choices as read_choices
 from .hyperparameter_search import selection_of as selection_of
+from .model.audit_record import audit_record as audit_record
 from .model.canary_audit import AUDITABLE as AUDITABLE
 from .model.canary_audit import Audit as Audit
 from .model.canary_audit import BadCanaries as BadCanaries
 from .model.canary_audit import Canaries as Canaries
 from .model.canary_audit import audit_canaries as audit_canaries
 from .model.canary_audit import losses_as_bytes as losses_as_bytes
+from .model.canary_audit import losses_of as losses_of
 from .model.canary_audit import read_canaries as read_canaries
 from .model.canary_audit import read_losses as read_losses
 from .model.claim import CANARIES_FILE as CANARIES_FILE

@@ -23,16 +23,17 @@ wherever it is: in a file, in the manifest, or in the structure of the zip.
 ``log/entries.jsonl``     the log's entries about certificate, reservation and run, with their salts
 ``log/proofs.json``       the signed checkpoint, a proof for each entry, and the consistency proof
 ``replay.json``           what a replay of the training script on the certified plan showed
+``canary-audit.json``     what an audit of the run's canaries showed, with canaries and losses
 ``ledger.json``           the data set's ledger before and after each event of the reservation
 ``record.jsonl``          the run record
 ``conformance.json``      what comparing the record with the certificate found
 ``provenance.json``       the worker's signed statement about the run
 ========================  ==========================================================================
 
-The last four are of a run. A replay was added to the run, or by those who fetched the file, and an
-authority of the service's settings or of theirs stamped it; the manifest lists all files but the
-timestamp. All JSON but the record and the entries is canonical
-(RFC 8785).
+The last four and the audit are of a run, to which the audit was added. A replay was added to the
+run, or by those who fetched the file, and an authority of the service's settings or of theirs
+stamped it; the manifest lists all files but the timestamp. All JSON but the record and the entries
+is canonical (RFC 8785).
 
 Reference: PKWARE, APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16.
 
@@ -59,6 +60,7 @@ MANIFEST = "manifest.json"
 STORY = "index.html"
 VERIFIER = "verify.html"
 REPLAY = "replay.json"
+AUDIT = "canary-audit.json"
 TIMESTAMP = "timestamp.tsr"
 MAX_BYTES = 1024 * 1024 * 1024
 """The size of an evidence file; a record has at most a quarter of it."""
@@ -67,7 +69,7 @@ NAMES = frozenset(
         *("index.html", "manifest.json", "about.json", "bundle.json", "plan.json", "policy.json"),
         *("waivers.json", "issues.json", "status.json", "keys.json", "keysets.json", "audit.json"),
         *("log/entries.jsonl", "log/proofs.json", "ledger.json", "record.jsonl"),
-        *("conformance.json", "provenance.json", "verify.html", REPLAY, TIMESTAMP),
+        *("conformance.json", "provenance.json", "verify.html", REPLAY, AUDIT, TIMESTAMP),
     }
 )
 """The files that there can be."""
@@ -84,7 +86,7 @@ EVIDENCE_STEPS = (
     "provenance",
     "conformance",
     "ledger",
-    "replay",
+    "replay and audit",
     "story",
     "timestamp",
 )

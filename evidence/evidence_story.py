@@ -19,6 +19,7 @@ from affidavit.accountants import AFFIDAVIT_VERSION, decimal_up
 from affidavit.assessment import chart_recognition, explain_guarantee, signed_bounds
 from affidavit.assessment.charts import draw
 from affidavit.evidence.evidence_file import (
+    AUDIT,
     REPLAY,
     STORY,
     TIMESTAMP,
@@ -37,6 +38,8 @@ _FILES = {
     "audit.json": "What the service's own audit complained about at that time. Declared.",
     "bundle.json": "The certificate: a DSSE envelope with an in-toto statement, signed with "
     "Ed25519, and its place in the log.",
+    "canary-audit.json": "What an audit of the run's canaries showed, with the canaries and their "
+    "losses. The record commits to the canaries; the losses are declared.",
     "conformance.json": "What comparing the record with the certificate found.",
     "issues.json": "All issues of the certificate, with approvals and revocation; the log has the "
     "same decisions.",
@@ -67,6 +70,7 @@ _QUESTIONS = (
     ("NIST SP 800-226", "Which data sets count as neighbours?", _EVIDENCE, "bundle.json"),
     ("NIST SP 800-226", "Which mechanism adds which noise?", _EVIDENCE, "plan.json"),
     ("NIST SP 800-226", "Was every step run as certified?", "run", "conformance.json"),
+    ("NIST SP 800-226", "Did an audit contradict the guarantee?", "run", "canary-audit.json"),
     ("NIST SP 800-226", "Is what other runs spent counted?", "run", "ledger.json"),
     ("NIST SP 800-226", "Who sees the raw data?", _DECLARED, ""),
     ("NIST SP 800-226", "Do time, memory or logs reveal something?", _OPEN, ""),
@@ -108,6 +112,7 @@ def tell_story(files: Mapping[str, bytes]) -> bytes:
         *_guarantee(predicate),
         *_run(files, about, entries),
         *_replay(files),
+        *_audit(files, predicate),
         *_happened(entries, predicate["plan"].get("name")),
         *_questions(files),
         *_contents(files),
@@ -250,6 +255,21 @@ def _replay(files: Mapping[str, bytes]) -> Iterator[str]:
         cells = (_text(str(item).replace("_", " ")) for item in (name, result))
         yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     yield "</table>"
+
+
+def _audit(files: Mapping[str, bytes], predicate: Mapping[str, Any]) -> Iterator[str]:
+    if AUDIT not in files:
+        return
+    audit, guarantee = json.loads(files[AUDIT]), predicate["guarantee"]
+    counts, bound = audit["canaries"], _text(str(audit["epsilon_at_least"]))
+    yield "<h2>What an audit of canaries showed</h2><p>A coin decided whether each of "
+    yield f"{_text(str(counts['count']))} artificial records took part in the training, and the "
+    yield "run record committed to the coins. From the losses that who added them declares, "
+    yield f"{_text(str(audit['right']))} of {_text(str(counts['guesses']))} guesses of coins are "
+    yield f"right. With confidence {_text(str(audit['confidence']))}, ε is at least {bound}; "
+    yield f"certified is at most {_text(str(guarantee['epsilon']['upper']))}: "
+    yield f"<strong>{_text(audit['verdict'].replace('_', ' '))}</strong>. An audit proves no "
+    yield "guarantee; it can only refute one.</p>"
 
 
 def _happened(entries: list[dict[str, Any]], plan: str | None) -> Iterator[str]:

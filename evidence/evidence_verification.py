@@ -27,6 +27,7 @@ from affidavit.certificate.verification.status_list import read_status
 from affidavit.certificate.verification.verification_result import Verifier
 from affidavit.evidence.conformance import check_conformance
 from affidavit.evidence.evidence_file import (
+    AUDIT,
     EVIDENCE_STEPS,
     MANIFEST,
     REPLAY,
@@ -39,6 +40,8 @@ from affidavit.evidence.evidence_file import (
     read_evidence,
 )
 from affidavit.evidence.evidence_story import tell_story
+from affidavit.evidence.model.audit_record import is_audit_record
+from affidavit.evidence.model.canary_audit import BadCanaries
 from affidavit.evidence.provenance import BadProvenance, read_provenance
 from affidavit.evidence.replay_record import RECORD_TYPE
 from affidavit.evidence.verifier_assembly import verifier_page
@@ -118,7 +121,7 @@ def verify_evidence(
         check.provenance,
         check.conformance,
         check.ledger,
-        check.replay,
+        check.replay_and_audit,
         check.story,
         check.timestamp,
     ):
@@ -281,7 +284,9 @@ class _Check:
         load_part(self.files, "keys.json", 8)
         load_part(self.files, "audit.json", 8)
         try:
-            numbers = [read_keyset(canonical_json(item)).keyset.version for item in documents]
+            numbers = [
+                read_keyset(canonical_json(item)).keyset.version for item in _listed(documents)
+            ]
         except (KeysetError, BadEnvelope, MalformedPlan, *ALTERED):
             raise _mismatch(8, "keysets.json", "a document that is no keyset") from None
         if numbers != list(range(1, len(numbers) + 1)):
@@ -371,22 +376,50 @@ class _Check:
             raise _mismatch(12, "ledger.json", "other states than the log")
         self.note(12, f"{len(stated_items)} events with their logged states")
 
-    def replay(self) -> None:
-        """The record is of the certified plan, and the logged one; what it says is declared."""
-        logged = next(self.of_run("replay"), None) if self.about.get("run") is not None else None
-        if REPLAY not in self.files and logged is None:
-            self.note(13, "no replay", checked=False)
-            return
-        content = part_of(self.files, REPLAY, 13)
-        if logged is not None and logged["body"].get("digest") != digest_of_bytes(content):
-            raise _mismatch(13, REPLAY, "another record than the logged one")
+    def replay_and_audit(self) -> None:
+        """Both are of the certified plan, and the logged ones; an audit follows from its losses."""
+        details = [text for text in (self._replay(), self._audit()) if text]
+        self.note(13, "; ".join(details) or "neither replay nor audit", checked=bool(details))
+
+    def _logged(self, kind: str, name: str) -> dict[str, Any] | None:
+        """Return the entry about a file that was added to the run, or None if there is none."""
+        logged = next(self.of_run(kind), None) if self.about.get("run") is not None else None
+        if logged is not None:
+            content = part_of(self.files, name, 13)
+            if logged["body"].get("digest") != digest_of_bytes(content):
+                raise _mismatch(13, name, "another record than the logged one")
+        return logged
+
+    def _replay(self) -> str:
+        logged = self._logged("replay", REPLAY)
+        if REPLAY not in self.files:
+            return ""
         record = _mapping(load_part(self.files, REPLAY, 13), REPLAY, 13)
         if record.get("type") != RECORD_TYPE:
             raise _mismatch(13, REPLAY, "no replay record")
         if record.get("plan") != digest_of(self.predicate["plan"]):
             raise _mismatch(13, REPLAY, "another plan than the certificate")
         author = "" if logged is None else f", as {logged['actor']} added"
-        self.note(13, f"of the certified plan{author}; what it says is declared")
+        return f"replay of the certified plan{author}; what it says is declared"
+
+    def _audit(self) -> str:
+        """Compute the audit again: the record commits to its canaries, its losses are declared."""
+        logged = self._logged("audit", AUDIT)
+        if logged is None and AUDIT not in self.files:
+            return ""
+        audit = _mapping(load_part(self.files, AUDIT, 13), AUDIT, 13)
+        if logged is None:
+            raise _mismatch(13, AUDIT, "an audit that was not added to the run")
+        if self._end().get("record") is None:
+            raise _mismatch(13, AUDIT, "an audit of a run without a record")
+        try:
+            same = is_audit_record(audit, self.files["record.jsonl"], self.predicate)
+        except (BadCanaries, PlanNotClosed, PlanError, *ALTERED) as error:
+            raise _mismatch(13, AUDIT, f"no audit of the run: {error}") from None
+        if not same:
+            raise _mismatch(13, AUDIT, "another result than its canaries and losses")
+        author = logged["actor"]
+        return f"audit of the record's canaries, as {author} added; its losses are declared"
 
     def story(self) -> None:
         """The pages say what the other files say; another release may say it otherwise."""

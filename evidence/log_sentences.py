@@ -35,6 +35,7 @@ _SENTENCES = {
     "release": "released a reservation{of} on {dataset}, which costs nothing",
     "record": "logged the first line of the record of the run{of}",
     "replay": "added a replay of the run{of}: {verdict}",
+    "audit": "added an audit of the canaries of the run{of}: {verdict}",
     "steps": "was granted steps up to {granted} of the run{of}",
     "keyset": "published keyset {version}",
     "token": "created the token {name}",

@@ -100,6 +100,26 @@ def replay(
     print_answer(added, f"added a replay: {added.verdict.replace('_', ' ')}", as_json=as_json)
 
 
+@runs.command("audit")
+def audit(
+    run: RunArgument,
+    canaries: Annotated[Path, typer.Option(help="The run's canaries.json.")],
+    losses: Annotated[Path, typer.Option(help="The run's canary-losses.json.")],
+    server: ServerOption = DEFAULT_SERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Add what the canaries of a run showed, to its evidence; a run has one audit."""
+    _require_id(run)
+    try:
+        of_run = evidence.read_canaries(read_file(canaries))
+        measured = evidence.read_losses(read_file(losses))
+    except evidence.BadCanaries as error:
+        stop(str(error))
+    with connect(server) as service:
+        added = service.add_audit(run, json.loads(of_run.as_bytes()), measured)
+    print_answer(added, f"added an audit: {added.verdict.replace('_', ' ')}", as_json=as_json)
+
+
 @runs.command("verify")
 @with_options
 def verify(

@@ -10,8 +10,8 @@ const MANIFEST = "manifest.json";
 export const TIMESTAMP = "timestamp.tsr";
 const UNLISTED = [MANIFEST, TIMESTAMP];
 const NAMES = [
-  "about.json", "audit.json", "bundle.json", "conformance.json", "index.html", "issues.json",
-  "keys.json", "keysets.json", "ledger.json", "log/entries.jsonl", "log/proofs.json",
+  "about.json", "audit.json", "bundle.json", "canary-audit.json", "conformance.json", "index.html",
+  "issues.json", "keys.json", "keysets.json", "ledger.json", "log/entries.jsonl", "log/proofs.json",
   "manifest.json", "plan.json", "policy.json", "provenance.json", "record.jsonl", "replay.json",
   "status.json", "timestamp.tsr", "verify.html", "waivers.json",
 ];

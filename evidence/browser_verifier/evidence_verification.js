@@ -1,12 +1,12 @@
 // The fifteen steps of `affidavit verify-evidence`, except what needs the accountants' code.
 
-import { digestOfBytes, sameBytes, utf8 } from "./bytes.js";
+import { concatenated, digestOfBytes, sameBytes, sha256, utf8 } from "./bytes.js";
 import { STEPS, Report, checkCheckpoint, checkTrustPolicy, consistencyOf, findAttestation, hashesOf,
   verifyBundle } from "./bundle_verification.js";
 import { BadDate, faultOfSignature, parseInstant, shown } from "./dates.js";
 import { IN_TOTO, STATEMENT_TYPE, StepError, digestOfEnvelope, envelopeOf } from "./envelope.js";
 import { TIMESTAMP, readEvidence } from "./evidence_file.js";
-import { BadJson, canonicalJson, canonicalText, digestOf, get, isCount, isObject, isText,
+import { BadJson, Real, canonicalJson, canonicalText, digestOf, get, isCount, isObject, isText,
   parseStrict, requireThat, sameJson } from "./json.js";
 import { accepts, hasRole } from "./keys.js";
 import { BadProof, leafHash, verifyConsistency, verifyInclusion } from "./merkle_tree.js";
@@ -16,14 +16,17 @@ import { KeysetError, readKeyset } from "./trust.js";
 
 export const EVIDENCE_STEPS = [
   "form", "manifest", "certificate", "log", "plan and policy", "approvals", "status list", "keysets",
-  "run", "provenance", "conformance", "ledger", "replay", "story",
-  "timestamp",
+  "run", "provenance", "conformance", "ledger", "replay and audit",
+  "story", "timestamp",
 ];
 // Steps that the page performs only in part, and why.
 const PARTLY = "not checked here:";
 const ENDS = ["settled", "failed", "cancelled"];
 const PROVENANCE_TYPE = "https://slsa.dev/provenance/v1";
 const REPLAY_TYPE = "affidavit.replay/1";
+const AUDIT_TYPE = "affidavit.audit/1";
+const AUDITABLE = ["add_remove", "zero_out"];
+const MAX_CANARIES = 1_000_000;
 const BUILD_TYPE = "https://affidavit.dev/run/v1";
 const START = `sha256:${"0".repeat(64)}`;
 const MAX_LINE_BYTES = 8 * 1024 * 1024;
@@ -61,7 +64,7 @@ export async function verifyEvidence(raw, verifier, report = new Report(EVIDENCE
   await check.provenance();
   await check.conformance();
   await check.ledger();
-  await check.replay();
+  await check.replayAndAudit();
   check.story();
   check.timestamp();
   return { about: check.about, predicate: check.predicate, report };
@@ -191,9 +194,14 @@ class EvidenceCheck {
 
   async planAndPolicy() {
     this.requireSame("plan.json", canonicalJson(this.predicate.plan), 5);
-    this.requireSame("waivers.json", canonicalJson(this.predicate.waived ?? null), 5);
+    const refusal = () => mismatch(5, "bundle.json", "no policy that can be read");
+    const [waived, ...reference] = await reading(refusal, () => [
+      get(this.predicate, "waived"),
+      ...["digest", "name", "version"].map((field) => get(this.predicate, "policy", field)),
+    ]);
+    this.requireSame("waivers.json", canonicalJson(waived), 5);
     const policy = this.document("policy.json", 5);
-    const { name, version, digest } = this.predicate.policy ?? {};
+    const [digest, name, version] = reference;
     if ((await digestOf(policy)) !== digest) {
       throw mismatch(5, "policy.json", "another policy than the certificate");
     }
@@ -377,24 +385,87 @@ class EvidenceCheck {
     this.report.add(12, `${stated.size} events with their logged states`);
   }
 
+  // Both are of the certified plan, and the logged ones. The bounds of an audit need Python.
+  async replayAndAudit() {
+    const replay = await this.replay();
+    const audit = await this.audit();
+    const detail = [replay, audit].filter((text) => text).join("; ") || "neither replay nor audit";
+    if (audit) this.report.add(13, `${PARTLY} the bounds of the audit; ${detail}`, false);
+    else this.report.add(13, detail, replay !== "");
+  }
+
+  // The entry about a file that was added to the run, if there is one.
+  async loggedTest(kind, name) {
+    const logged = this.hasRun ? this.entriesOf(kind, this.about.run)[0] : undefined;
+    if (logged !== undefined) {
+      const digest = await digestOfBytes(this.part(name, 13));
+      if (logged.body.digest !== digest) {
+        throw mismatch(13, name, "another record than the logged one");
+      }
+    }
+    return logged;
+  }
+
   async replay() {
     const name = "replay.json";
-    const logged = this.hasRun ? this.entriesOf("replay", this.about.run)[0] : undefined;
-    if (!this.files.has(name) && logged === undefined) {
-      this.report.add(13, "no replay", false);
-      return;
-    }
-    const content = this.part(name, 13);
-    if (logged !== undefined && logged.body.digest !== (await digestOfBytes(content))) {
-      throw mismatch(13, name, "another record than the logged one");
-    }
+    const logged = await this.loggedTest("replay", name);
+    if (!this.files.has(name)) return "";
     const record = this.object(name, 13);
     if (record.type !== REPLAY_TYPE) throw mismatch(13, name, "no replay record");
     if (record.plan !== (await digestOf(this.predicate.plan))) {
       throw mismatch(13, name, "another plan than the certificate");
     }
     const author = logged === undefined ? "" : `, as ${logged.actor} added`;
-    this.report.add(13, `of the certified plan${author}; what it says is declared`);
+    return `replay of the certified plan${author}; what it says is declared`;
+  }
+
+  async audit() {
+    const name = "canary-audit.json";
+    const logged = await this.loggedTest("audit", name);
+    if (logged === undefined && !this.files.has(name)) return "";
+    const audit = this.object(name, 13);
+    if (logged === undefined) throw mismatch(13, name, "an audit that was not added to the run");
+    const refusal = (error) => mismatch(13, name, `no audit of the run: ${error.message}`);
+    const right = await reading(refusal, () => this.rightGuesses(audit));
+    const same =
+      audit.type === AUDIT_TYPE && audit.right === right &&
+      audit.plan === (await digestOf(this.predicate.plan));
+    if (!same) throw mismatch(13, name, "another result than its canaries and losses");
+    return `audit of the record's canaries, as ${logged.actor} added; its losses are declared`;
+  }
+
+  // How many coins of the canaries the losses tell. The record's first line commits to them.
+  async rightGuesses(audit) {
+    const canaries = get(audit, "canaries");
+    requireThat((this.end.record ?? null) !== null, "the run has no record");
+    const header = firstEntry(this.part("record.jsonl", 13));
+    const same = (await digestOf(canaries)) === get(header, "canaries");
+    requireThat(same, "other canaries than the record commits to");
+    const { version, nonce, count, guesses, ...rest } = canaries;
+    const whole =
+      version === 1 && isText(nonce) && /^[0-9a-f]{64}$/.test(nonce) && !Object.keys(rest).length &&
+      isCount(count) && count >= 2 && count <= MAX_CANARIES &&
+      isCount(guesses) && guesses % 2 === 0 && guesses >= 2 && guesses <= count;
+    requireThat(whole, "no canaries");
+    const planned = this.predicate.plan.canaries ?? null;
+    if (planned !== null) {
+      const wanted = planned.guesses ?? Math.max(2, Math.floor(planned.count / 6) * 2);
+      requireThat(count === planned.count && guesses === wanted, "other numbers than the plan");
+    }
+    const adjacency = get(this.predicate, "guarantee", "adjacency");
+    requireThat(AUDITABLE.includes(adjacency), "an adjacency that no audit is about");
+    const losses = get(audit, "losses");
+    requireThat(Array.isArray(losses) && losses.length === count, "not a loss per canary");
+    const numbers = losses.map((loss) => (loss instanceof Real ? loss.value : loss));
+    requireThat(numbers.every((loss) => typeof loss === "number"), "losses");
+    const order = numbers.map((_, index) => index);
+    order.sort((one, other) => numbers[one] - numbers[other]);
+    const key = Uint8Array.from(nonce.match(/../g), (pair) => parseInt(pair, 16));
+    const included = async (index) => (await sha256(coinOf(key, index)))[0] < 128;
+    let right = 0;
+    for (const index of order.slice(0, guesses / 2)) right += await included(index);
+    for (const index of order.slice(-guesses / 2)) right += !(await included(index));
+    return right;
   }
 
   story() {
@@ -433,6 +504,19 @@ function linesOf(bytes) {
   }
   if (start < bytes.length) result.push(bytes.subarray(start));
   return result;
+}
+
+// The first line of a record, which step 11 found in its chain.
+function firstEntry(record) {
+  const end = record.indexOf(10);
+  return parseStrict(record.subarray(0, end < 0 ? 0 : end), MAX_LINE_BYTES);
+}
+
+// What is hashed for the coin of a canary.
+function coinOf(key, index) {
+  const place = new Uint8Array(8);
+  new DataView(place.buffer).setBigUint64(0, BigInt(index));
+  return concatenated(key, utf8("included"), place);
 }
 
 function timeOf(text) {

@@ -82,9 +82,14 @@ function rolesOf(value) {
 const isTruthy = (value) =>
   value instanceof Real ? value.value !== 0 : isObject(value) ? true : Boolean(value?.length ?? value);
 
+export function recordsIn(document) {
+  if (!isObject(document)) return document;
+  return Object.hasOwn(document, "keys") ? document.keys : [document];
+}
+
 // Read the keys of a record, a list of records, or an answer of `GET /v1/keys`.
 export async function keysOf(document) {
-  const records = isObject(document) ? (document.keys ?? [document]) : document;
+  const records = recordsIn(document);
   requireThat(Array.isArray(records) && records.every(isObject), "there are no key records");
   const known = new Map();
   for (const record of records) {

@@ -183,7 +183,8 @@ export async function rootsOf(data, { complete = false } = {}) {
     const required = ["key_id", "public_key", ...(complete ? defaults : [])];
     requireFields(item, required, complete ? [] : defaults);
     requireThat(isKeyId(item.key_id) && isText(item.public_key), "roots: a key");
-    requireThat((item.algorithm ?? "ed25519") === "ed25519" && isLabel(item.label ?? ""), "roots");
+    const { algorithm = "ed25519", label = "" } = item;
+    requireThat(algorithm === "ed25519" && isLabel(label), "roots");
     keys.push(await keyOf(Object.assign(Object.create(null), item, window)));
   }
   requireThat(new Set(keys.map((key) => key.keyId)).size === keys.length, "a root is listed twice");

@@ -6,7 +6,7 @@ import { StepError } from "./envelope.js";
 import { MAX_EVIDENCE_BYTES } from "./evidence_file.js";
 import { EVIDENCE_STEPS, verifyEvidence } from "./evidence_verification.js";
 import { isObject, parseStrict } from "./json.js";
-import { canVerify, keysOf } from "./keys.js";
+import { canVerify, keysOf, recordsIn } from "./keys.js";
 import { KeysetError, acceptKeysets, isEnvelope, policyOf, readKeyset, rootsOf } from "./trust.js";
 
 const MAX_TRUST_BYTES = 32 * 1024 * 1024;
@@ -59,9 +59,8 @@ async function sortIn(found, bytes) {
     if (found.policy !== null) throw new Error("there is another trust policy");
     found.policy = await policyOf(document);
   } else {
-    const records = isObject(document) ? (document.keys ?? [document]) : document;
-    await keysOf(records);
-    found.records.push(...records);
+    await keysOf(document);
+    found.records.push(...recordsIn(document));
   }
 }
 

@@ -48,6 +48,7 @@ MAX_SEARCHED = 100.0
 """The largest ε and μ that a lower bound can have."""
 BISECTIONS = 36
 """The bisections of that range, down to 1e-9."""
+_LOSSES = 'losses: give {"losses": [...]} with a finite number each.'
 ROUNDING_MARGIN = 1e-9
 """The margin by which a probability must exceed 1, against rounding."""
 
@@ -154,12 +155,20 @@ def read_canaries(raw: bytes) -> Canaries:
 def read_losses(raw: bytes) -> tuple[float, ...]:
     """Parse the losses of the canaries, in their order; raises ``BadCanaries``."""
     try:
-        losses = load_json(raw, MAX_BYTES).data["losses"]
+        return losses_of(load_json(raw, MAX_BYTES).data)
+    except MalformedPlan:
+        raise BadCanaries(_LOSSES) from None
+
+
+def losses_of(document: Any) -> tuple[float, ...]:
+    """Return the losses of a JSON document with a field ``losses``; raises ``BadCanaries``."""
+    try:
+        losses = document["losses"]
         if any(isinstance(item, bool) or not isinstance(item, int | float) for item in losses):
             raise TypeError
         return tuple(float(item) for item in losses)
-    except (MalformedPlan, KeyError, TypeError, ValueError):
-        raise BadCanaries('losses: give {"losses": [...]} with a finite number each.') from None
+    except (KeyError, TypeError, ValueError):
+        raise BadCanaries(_LOSSES) from None
 
 
 def losses_as_bytes(losses: Sequence[float]) -> bytes:

@@ -37,11 +37,11 @@ from affidavit.certificate.verification.verification_result import (
     VerifiedCertificate,
 )
 from affidavit.evidence.conformance import check_conformance
+from affidavit.evidence.model.audit_record import require_of_run
 from affidavit.evidence.model.canary_audit import (
     AUDITABLE,
     Audit,
     BadCanaries,
-    Canaries,
     audit_canaries,
     read_canaries,
     read_losses,
@@ -290,12 +290,7 @@ def _audit(
         )
     try:
         canaries = read_canaries(evidence.canaries)
-        if canaries.commitment != committed:
-            raise BadCanaries("these are not the canaries that the run record commits to.")
-        if planned is not None and canaries != Canaries.of(
-            canaries.nonce, planned.count, planned.guesses
-        ):
-            raise BadCanaries("the number of canaries or guesses differs from the plan.")
+        require_of_run(canaries, header, planned)
     except BadCanaries as error:
         raise UnsupportedClaim(CANARIES_FILE, "other_canaries", f"{error}") from None
     try:

@@ -28,7 +28,7 @@ from affidavit.service.log.entry_type import Body, EntryType, fields, fields_whe
 from affidavit.service.operation.four_eyes import proposal_entry
 from affidavit.service.policies.store import policy_entry, waiver_entry
 from affidavit.service.runs.repository import event_entry as run_event_entry
-from affidavit.service.runs.repository import replay_entry
+from affidavit.service.runs.repository import test_entry
 from affidavit.service.tables.certificates import certificates
 from affidavit.service.tables.identity import admin_proposals, token_revocations, tokens
 from affidavit.service.tables.keys import keysets
@@ -42,7 +42,7 @@ from affidavit.service.tables.policies import (
     waiver_revocations,
     waivers,
 )
-from affidavit.service.tables.runs import run_events, run_replays, runs
+from affidavit.service.tables.runs import run_events, run_tests, runs
 from affidavit.trust import statement_in
 from affidavit.trust.log import LogEntry
 
@@ -159,10 +159,10 @@ ENTRY_TYPES = (
         grows=True,
     ),
     EntryType(
-        table=run_replays,
-        kinds=("replay",),
-        entry=replay_entry,
-        about=lambda subject: run_replays.c.run_id == subject,
+        table=run_tests,
+        kinds=("replay", "audit"),
+        entry=test_entry,
+        about=lambda subject: run_tests.c.run_id == subject,
         grows=True,
     ),
 )

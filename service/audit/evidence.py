@@ -25,6 +25,7 @@ from affidavit.certificate.policy import BUILT_IN
 from affidavit.client import NoTimestamp, request_timestamp
 from affidavit.evidence import check_conformance, tell_story, verifier_page
 from affidavit.evidence.evidence_file import (
+    AUDIT,
     REPLAY,
     STORY,
     TIMESTAMP,
@@ -116,17 +117,18 @@ class EvidenceCollector:
                 parts = repository.final_record(connection, run_id)
             except NoRecord:
                 parts = []
-            replay = repository.replay_of(connection, run_id)
+            tests = repository.tests_of(connection, run_id)
         if not run.has_ended:
             raise EvidenceIncomplete("the run has not ended.", "Wait until it has.")
         issue = self.store.issue(run.certificate, run.issue, untrusted=run.untrusted)
         files = self._files(issue, run, now)
-        if replay is not None:
-            files[REPLAY] = zlib.decompress(replay.content)
+        for kind, name in (("replay", REPLAY), ("audit", AUDIT)):
+            if kind in tests:
+                files[name] = zlib.decompress(tests[kind].content)
         provenance = run.provenance
         if provenance is not None:
             files["provenance.json"] = canonical_json(provenance)
-        if parts and run.record is not None:
+        if parts:
             record = b"".join(map(zlib.decompress, parts))
             files["record.jsonl"] = record
             try:

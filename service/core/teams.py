@@ -79,7 +79,7 @@ RULES = {
     },
     **{
         name: _refers_to_team("runs", "id", f"{name}.run_id")
-        for name in ("run_events", "run_leases", "run_records", "run_replays")
+        for name in ("run_events", "run_leases", "run_records", "run_tests")
     },
     "waiver_revocations": _refers_to_team("waivers", "waiver_id", "waiver_revocations.waiver_id"),
     "ledgers": _ledger("ledgers"),

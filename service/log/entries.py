@@ -60,6 +60,7 @@ EntryKind = Literal[
     "run",
     "record",
     "replay",
+    "audit",
     "steps",
     "keyset",
     "token",
@@ -91,10 +92,11 @@ def insert_logged(
     table: sa.Table,
     values: Mapping[str, Any],
     entry_of_row: Callable[[Any], LogEntry],
-) -> None:
-    """Insert a row and its log entry, which the audit compares."""
+) -> sa.Row[Any]:
+    """Insert a row and its log entry, which the audit compares; return the row."""
     row = connection.execute(_insert(table), values).one()
     _append(connection, [entry_of_row(row)])
+    return row
 
 
 @cache

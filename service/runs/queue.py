@@ -30,9 +30,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, select
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.client import RunReplay
-from affidavit.evidence import Conformance, ReplayRecord, SearchOpening
-from affidavit.plan import canonical_json
+from affidavit.client import RunTest
+from affidavit.evidence import Conformance, SearchOpening
 from affidavit.service.core.database import Store
 from affidavit.service.core.database import hold as hold_certificate
 from affidavit.service.core.errors import DomainError, WrongState
@@ -47,6 +46,7 @@ from affidavit.service.runs.repository import (
     End,
     Kind,
     StoredRun,
+    TestKind,
     round_up_steps,
 )
 from affidavit.service.runs.wire_models import (
@@ -70,13 +70,6 @@ class LeaseLost(DomainError):
     """The run is held under another fencing token or by another worker, or has ended."""
 
     code = "lease_lost"
-
-
-class WrongReplay(DomainError):
-    """The replay is of another plan than the run."""
-
-    code = "wrong_replay"
-    status = 422
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +99,20 @@ class LockedRun:
             return replace(self, run=marked)._end_without_record(body)
         return self._write("cancel_asked", body, cancel=True)
 
-    def add_replay(self, record: ReplayRecord) -> RunReplay:
-        """Store what a replay on the run's plan showed; one that is stored stays.
+    def add_test(self, kind: TestKind, record: bytes) -> RunTest:
+        """Store what a test of the run showed; one that is stored stays.
 
-        Raises ``WrongReplay`` and ``WrongState``.
+        Raises ``WrongState``.
         """
-        if record.plan != self.run.plan_digest:
-            raise WrongReplay(
-                "the replay is of another plan than the run, or of none.",
-                "Run affidavit replay --plan with the run's plan.",
-                pointer="/plan",
-            )
-        content = canonical_json(record.model_dump(mode="json"))
-        stored = repository.replay_of(self.connection, self.run.id)
-        if stored is not None and zlib.decompress(stored.content) != content:
+        stored = repository.tests_of(self.connection, self.run.id).get(kind)
+        if stored is not None and zlib.decompress(stored.content) != record:
             raise WrongState(
-                f"run {self.run.id} has the record of another replay.",
+                f"run {self.run.id} has the record of another {kind}.",
                 "The first record stays. Keep the later one outside of the run.",
             )
         if stored is None:
-            repository.add_replay(self.connection, self.run.id, content, self.context)
-        return RunReplay.model_validate(repository.replay_of(self.connection, self.run.id))
+            stored = repository.add_test(self.connection, self.run.id, kind, record, self.context)
+        return RunTest.model_validate(stored)
 
     # ---- workers ---------------------------------------------------------------------
 

@@ -14,9 +14,10 @@
 ``run_records``
     The record that a worker sent of a run, part by part (zlib; ``length`` is in bytes before).
     Parts come in order and never change; a part may be sent again unchanged.
-``run_replays``
-    What a replay of the training script on the plan showed (canonical JSON, zlib), as one person
-    declares. There is one of a run, inserted with its log entry, so that none takes its place.
+``run_tests``
+    What a test of the run showed (canonical JSON, zlib), as one person declares: ``replay`` of the
+    training script on the plan, or ``audit`` of the run's canaries. There is one of each kind,
+    inserted with its log entry, so that none takes its place.
 
 The constraints exclude a run that is queued, started or ended twice (``once`` is unique in a run),
 a run that starts without being queued or settles without being started (``follows`` refers to the
@@ -42,11 +43,12 @@ from affidavit.service.core.wire_models import Internal
 from affidavit.service.identity.actor import CommandContext
 from affidavit.service.log import entries
 from affidavit.service.tables.ledger import ledgers, reservations
-from affidavit.service.tables.runs import run_events, run_leases, run_records, run_replays, runs
+from affidavit.service.tables.runs import run_events, run_leases, run_records, run_tests, runs
 from affidavit.trust.log import LogEntry
 
 End = Literal["settled", "failed", "cancelled"]
 Kind = End | Literal["queued", "claimed", "requeued", "cancel_asked", "running", "resumed"]
+TestKind = Literal["replay", "audit"]
 ENDED = frozenset({"settled", "failed", "cancelled"})
 STATES: Mapping[str, str] = {
     **{kind: kind for kind in ("queued", "claimed", "running", *ENDED)},
@@ -388,7 +390,7 @@ def final_record(connection: Connection, run_id: str) -> list[bytes]:
     """
     run = find(connection, run_id)
     parts = records_of(connection, run_id).get(run.events[-1].token or 0, [])
-    if not run.has_ended or not parts:
+    if run.record is None or not parts:
         raise NoRecord(
             f"run {run_id} has {'sent no record' if run.has_ended else 'not ended'}.",
             "Only a run that was reported with a record has one.",
@@ -406,31 +408,34 @@ def records_of(connection: Connection, run_id: str) -> dict[int, list[bytes]]:
     return dict(records)
 
 
-# ---- replays --------------------------------------------------------------------------
+# ---- tests ----------------------------------------------------------------------------
 
 
-def add_replay(connection: Connection, run_id: str, record: bytes, context: CommandContext) -> None:
-    """Store a replay record, in canonical JSON, with its log entry."""
+def add_test(
+    connection: Connection, run_id: str, kind: TestKind, record: bytes, context: CommandContext
+) -> Row[Any]:
+    """Store the record of a test, in canonical JSON, with its log entry; return the row."""
     row = {
         "run_id": run_id,
+        "kind": kind,
         "content": zlib.compress(record),
         "digest": digest_of_bytes(record),
         "verdict": json.loads(record)["verdict"],
         "added_by": context.actor,
         "added_at": context.at,
     }
-    entries.insert_logged(connection, run_replays, row, replay_entry)
+    return entries.insert_logged(connection, run_tests, row, test_entry)
 
 
-def replay_entry(row: Any) -> LogEntry:
-    """Build the log entry of a row of ``run_replays``."""
+def test_entry(row: Any) -> LogEntry:
+    """Build the log entry of a row of ``run_tests``."""
     body = {"digest": row.digest, "verdict": row.verdict}
     return LogEntry(
-        kind="replay", subject=row.run_id, actor=row.added_by, at=row.added_at, body=body
+        kind=row.kind, subject=row.run_id, actor=row.added_by, at=row.added_at, body=body
     )
 
 
-def replay_of(connection: Connection, run_id: str) -> Row[Any] | None:
-    """Return the row of the run's replay, or None; one that is not logged counts for nothing."""
-    row = connection.execute(select(run_replays).where(run_replays.c.run_id == run_id)).first()
-    return row if row is not None and entries.is_logged(connection, replay_entry(row)) else None
+def tests_of(connection: Connection, run_id: str) -> dict[str, Row[Any]]:
+    """Return the rows of the run's tests, by kind; one that is not logged counts for nothing."""
+    rows = connection.execute(select(run_tests).where(run_tests.c.run_id == run_id)).all()
+    return {row.kind: row for row in rows if entries.is_logged(connection, test_entry(row))}

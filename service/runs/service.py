@@ -28,18 +28,25 @@ from affidavit.assessment import (
     PlanNotClosed,
     certified_plan,
 )
+from affidavit.client import RunTest
 from affidavit.evidence import (
     START,
+    BadCanaries,
     BrokenLine,
     Conformance,
     ConformanceFinding,
+    ReplayRecord,
     SearchOpening,
+    audit_record,
     check_conformance,
     decode_line,
+    losses_of,
+    read_canaries,
     read_provenance,
 )
 from affidavit.evidence import BadProvenance as UnsignedProvenance
-from affidavit.service.certificates.store import CertificateStore
+from affidavit.plan import canonical_json
+from affidavit.service.certificates.store import CertificateStore, StoredCertificate
 from affidavit.service.core.database import hold as hold_certificate
 from affidavit.service.core.errors import DomainError
 from affidavit.service.core.fair_queue import leave_turn
@@ -55,8 +62,8 @@ from affidavit.service.ledger.store import (
 )
 from affidavit.service.runs import repository
 from affidavit.service.runs.queue import LockedRun, RunQueue
-from affidavit.service.runs.repository import StoredRun
-from affidavit.service.runs.wire_models import CompletionRequest, RunRequest
+from affidavit.service.runs.repository import StoredRun, TestKind
+from affidavit.service.runs.wire_models import AuditRequest, CompletionRequest, RunRequest
 from affidavit.service.tables.runs import run_leases, runs
 from affidavit.trust import KeyStore, TrustedKeys, statement_in
 
@@ -78,6 +85,20 @@ class BadProvenance(DomainError):
     """The provenance is unsigned, signed by an unknown key, or about something else."""
 
     code = "bad_provenance"
+    status = 422
+
+
+class WrongReplay(DomainError):
+    """The replay is of another plan than the run."""
+
+    code = "wrong_replay"
+    status = 422
+
+
+class WrongAudit(DomainError):
+    """The audit is of other canaries than the run's, or its plan cannot be audited."""
+
+    code = "wrong_audit"
     status = 422
 
 
@@ -224,6 +245,61 @@ class RunService:
             signed_head=signed.record,
             logged=self.queue.read(repository.logged_records, run.id),
         )
+
+    # ---- tests -----------------------------------------------------------------------
+
+    async def add_replay(
+        self, run_id: str, record: ReplayRecord, context: CommandContext
+    ) -> RunTest:
+        """Store what a replay on the run's plan showed; raises ``WrongReplay``, ``WrongState``."""
+        run = await run_in_threadpool(self.queue.find, run_id)
+        if record.plan != run.plan_digest:
+            raise WrongReplay(
+                "the replay is of another plan than the run, or of none.",
+                "Run affidavit replay --plan with the run's plan.",
+                pointer="/plan",
+            )
+        return await self._add_test(run_id, "replay", record.model_dump(mode="json"), context)
+
+    async def add_audit(
+        self, run_id: str, request: AuditRequest, context: CommandContext
+    ) -> RunTest:
+        """Store what the canaries of the run's record showed.
+
+        Raises ``WrongAudit``, ``WrongState`` and ``NoRecord``.
+        """
+        run, parts, issue = await run_in_threadpool(self._record_of, run_id)
+        predicate = statement_in(issue.bundle)["predicate"]
+        sent = request.model_dump(mode="json")
+        try:
+            record = await self._pool.run(audit_of_run, sent, parts[0], predicate)
+        except (BadCanaries, PlanNotClosed) as error:
+            raise WrongAudit(
+                f"{error}", "Send the canaries and the losses that the run left."
+            ) from None
+        return await self._add_test(run.id, "audit", record, context)
+
+    def _record_of(self, run_id: str) -> tuple[StoredRun, list[bytes], StoredCertificate]:
+        run = self.queue.find(run_id)
+        parts = self.queue.read(repository.final_record, run_id)
+        return run, parts, self._store.issue(run.certificate, run.issue, untrusted=run.untrusted)
+
+    async def _add_test(
+        self, run_id: str, kind: TestKind, record: Any, context: CommandContext
+    ) -> RunTest:
+        add, content = LockedRun.add_test, canonical_json(record)
+        return await run_in_threadpool(self.queue.change, run_id, context, add, kind, content)
+
+
+def audit_of_run(
+    sent: Mapping[str, Any], part: bytes, predicate: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the audit of a run of which ``part`` is the first of its record.
+
+    Raises ``BadCanaries`` and ``PlanNotClosed``.
+    """
+    canaries = read_canaries(canonical_json(sent["canaries"]))
+    return audit_record(canaries, losses_of(sent), zlib.decompress(part), predicate)
 
 
 def _insert_run(

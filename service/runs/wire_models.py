@@ -9,7 +9,7 @@ affidavit.service.core.errors.MalformedRequest: ...
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Path
 from pydantic import BeforeValidator, Field, StringConstraints
@@ -90,6 +90,24 @@ class ReplayRequest(RunRequestModel, ReplayRecord):
     noun = "a replay record"
     guide = "/docs/reference/replay-record"
     max_bytes = MAX_JSON_BYTES
+
+
+class CanariesModel(StrictModel):
+    """The file of canaries that the run left."""
+
+    version: Literal[1]
+    nonce: Annotated[str, StringConstraints(strict=True, pattern="^[0-9a-f]{64}$")]
+    count: Annotated[Integer, Field(ge=2, le=1_000_000)]
+    guesses: Annotated[Integer, Field(ge=2, le=1_000_000)]
+
+
+class AuditRequest(RunRequestModel):
+    """The canaries of a run that ended, and the loss of the trained model on each, in order."""
+
+    noun = "an audit"
+    max_bytes = MAX_JSON_BYTES
+    canaries: CanariesModel
+    losses: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=2)]
 
 
 class RunClaimRequest(RunRequestModel):

@@ -1,4 +1,4 @@
-"""Tables of runs, their events, leases, records and replays."""
+"""Tables of runs, their events, leases, records and tests."""
 
 from __future__ import annotations
 
@@ -118,10 +118,11 @@ run_records = sa.Table(
 )
 
 
-run_replays = sa.Table(
-    "run_replays",
+run_tests = sa.Table(
+    "run_tests",
     metadata,
     sa.Column("run_id", sa.String(36), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("kind", sa.String(16), primary_key=True),
     sa.Column("content", sa.LargeBinary, nullable=False),
     sa.Column("digest", sa.String(71), nullable=False),
     sa.Column("verdict", sa.String(16), nullable=False),

@@ -413,7 +413,7 @@ def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
     if kind in _OF_CERTIFICATES:
         return f"/certificates/{quote(subject, safe=':')}"
     match kind:
-        case "run" | "replay":
+        case "run" | "replay" | "audit":
             return f"/runs/{quote(subject, safe='')}"
         case "budget" | "reservation" | "commitment" | "settlement" | "release":
             ledger = body["ledger"]

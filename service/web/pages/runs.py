@@ -306,7 +306,7 @@ def _read(services: Services, run_id: str) -> dict[str, Any]:
         run = repository.find(connection, run_id)
         reservation = ledger_repository.find_reservation(connection, run.reservation)
         certificate = current(connection, run.certificate)
-        replay = repository.replay_of(connection, run_id)
+        tests = repository.tests_of(connection, run_id)
     assert reservation is not None
     assert certificate is not None
     guarantee = statement_in(certificate.bundle)["predicate"]["guarantee"]
@@ -317,7 +317,7 @@ def _read(services: Services, run_id: str) -> dict[str, Any]:
         "message": _message(run),
         "story": _story(run.events, record),
         "record": record,
-        "replay": replay,
+        "tests": tests,
         "engine": ENGINES[type(services.dispatcher.engine).__name__],
         "guarantee": guarantee,
         "meaning": () if guarantee is None else explain_guarantee(guarantee),

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.client import Page, Run, RunReplay, RunState
+from affidavit.client import Page, Run, RunState, RunTest
 from affidavit.plan import Name
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import BundleDocument, QueryModel
@@ -30,6 +30,7 @@ from affidavit.service.runs.events import (
 from affidavit.service.runs.queue import LockedRun
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.wire_models import (
+    AuditRequest,
     CancelRequest,
     CompletionRequest,
     FailureRequest,
@@ -170,21 +171,43 @@ def cancel(
     response_description="Part of the run's evidence.",
     responses=problems(404, 409),
 )
-def replay(
+async def replay(
     actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN)],
     http: Request,
     services: TheServices,
     run_id: RunId,
     request: ReplayRequest,
-) -> RunReplay:
+) -> RunTest:
     """What `affidavit replay --plan` showed; a run has one, which may be sent again."""
-    queue = services.runs.queue
-    if not _may_change(actor, queue.find(run_id)):
-        raise Problem(
-            403, "not_yours", "You can add a replay only to your own runs. Ask the requester."
-        )
+    await run_in_threadpool(_require_own, services, actor, run_id)
     call = CommandContext.of(actor, http, None, request)
-    return queue.change(run_id, call, LockedRun.add_replay, request)
+    return await services.runs.add_replay(run_id, request, call)
+
+
+@router.post(
+    "/v1/runs/{run_id}/audit",
+    summary="Add an audit of a run's canaries",
+    response_description="Part of the run's evidence.",
+    responses=problems(404, 409),
+)
+async def audit(
+    actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN)],
+    http: Request,
+    services: TheServices,
+    run_id: RunId,
+    request: AuditRequest,
+) -> RunTest:
+    """What the canaries of the record and their losses show; a run has one audit."""
+    await run_in_threadpool(_require_own, services, actor, run_id)
+    call = CommandContext.of(actor, http, None, request)
+    return await services.runs.add_audit(run_id, request, call)
+
+
+def _require_own(services: Services, actor: Actor, run_id: str) -> None:
+    if not _may_change(actor, services.runs.queue.find(run_id)):
+        raise Problem(
+            403, "not_yours", "You can add tests only to your own runs. Ask the requester."
+        )
 
 
 def _may_change(actor: Actor, run: Run) -> bool:

@@ -164,7 +164,7 @@ def add(connection: Any, table: Table) -> None:
     connection.execute(insert(table).values({**row, **UNLIKE[table.name]}))
 
 
-WHOLE = {"certificates": (remove, add), "run_replays": (remove, put_back)}
+WHOLE = {"certificates": (remove, add), "run_tests": (remove, put_back)}
 """The bytes of a certificate cannot be those of an earlier one, and a replay that is not logged
 counts for nothing where it is read."""
 CHANGES = [(name, change) for name in TABLES for change in WHOLE.get(name, (remove, add, put_back))]

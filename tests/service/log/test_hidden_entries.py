@@ -185,7 +185,7 @@ def test_a_database_of_the_earlier_revision_keeps_its_leaves(log: Log) -> None:
     kept = log.grow(5)
     with log.as_owner() as connection:
         connection.execute(text("ALTER TABLE log_entries DROP COLUMN salt"))
-        connection.execute(text("DROP TABLE run_replays"))
+        connection.execute(text("DROP TABLE run_tests"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0026'"))
     database_admin.upgrade(log.url)
     assert database_admin.revision_of(log.engine) == database_admin.head()

@@ -22,12 +22,14 @@ from typer.testing import CliRunner
 from affidavit import client
 from affidavit.evidence import (
     BadReplayRecord,
+    Canaries,
     EvidenceError,
     complete_evidence,
     verify_evidence,
     write_evidence,
 )
 from affidavit.evidence.evidence_file import (
+    AUDIT,
     MANIFEST,
     REPLAY,
     STORY,
@@ -90,19 +92,26 @@ def trusted_by(yard: Yard) -> TrustedKeys:
     return TrustedKeys(keys, policy=None)
 
 
-def made_of(yard: Yard, steps: int) -> Made:
+CANARIES = Canaries.of(bytes(32), 20, None)
+
+
+def made_of(yard: Yard, steps: int, *, canaries: bool = False) -> Made:
     """An approved certificate, a run of it, and the file about both."""
     policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
     yard.ask("POST", "/v1/policies", "admin", {**policy, "approvals": 1})
-    certificate = yard.certify()
+    certificate = yard.certify(**({"canaries": {"count": CANARIES.count}} if canaries else {}))
     current = yard.ask("GET", f"/v1/certificates/{certificate}", "audit").json()
     decision = {"envelope": current["certificate"]["envelope_digest"], "comment": "seen <b>"}
     path = f"/v1/certificates/{certificate}/approvals"
     assert yard.ask("POST", path, "approve", decision).is_success
     run = yard.request(certificate).json()
     job = yard.claim()
-    yard.start(job)
-    assert yard.complete(job, record_of(yard.predicate(job), steps)).json()["state"] == "settled"
+    committed = {"canaries": CANARIES.commitment} if canaries else {}
+    record = record_of(yard.predicate(job), steps, **committed)
+    yard.say(job, "start", plan_digest=job["plan_digest"], wants=0)
+    yard.say(job, "heartbeat", steps=0, wants=steps, head=json.loads(record.lines[0])["digest"])
+    yard.say(job, "heartbeat", steps=0, wants=steps)
+    assert yard.complete(job, record).json()["state"] == "settled"
     return Made(fetch(yard, f"/v1/runs/{run['id']}/evidence"), trusted_by(yard))
 
 
@@ -199,6 +208,15 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
     assert (error.step, error.code) == (3, "unknown_key")
 
 
+def audited(right: int = CANARIES.guesses // 2) -> dict[str, Any]:
+    """Canaries and losses of which so many guesses are right."""
+    losses = [0.5 if included else 2.0 for included in CANARIES.included]
+    wrong = [n for n, included in enumerate(CANARIES.included) if included]
+    for number in wrong[: CANARIES.guesses - right]:
+        losses[number] = 3.0
+    return {"canaries": json.loads(CANARIES.as_bytes()), "losses": losses}
+
+
 def replayed(made: Made, **changes: Any) -> bytes:
     """The record of a replay on the certified plan."""
     record = replay_record(digest_of(json.loads(made.files["plan.json"])))
@@ -246,10 +264,10 @@ def test_a_replay_and_a_timestamp_are_added_and_verified(
 
 
 @ON_SQLITE
-def test_the_service_has_a_replay_and_a_timestamp_of_its_own(
+def test_the_service_has_tests_and_a_timestamp_of_its_own(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = made_of(yard, 10)
+    made = made_of(yard, 10, canaries=True)
     path = f"/v1/runs/{json.loads(made.files['about.json'])['run']}"
     record = json.loads(replayed(made))
     assert yard.ask("POST", f"{path}/replay", "admin", {**record, "plan": None}).status_code == 422
@@ -257,7 +275,18 @@ def test_the_service_has_a_replay_and_a_timestamp_of_its_own(
         assert yard.ask("POST", f"{path}/replay", "admin", record).status_code == 200
     another = {**record, "verdict": "refuted"}
     assert yard.ask("POST", f"{path}/replay", "admin", another).json()["code"] == "wrong_state"
-    assert "not refuted, added by" in yard.ask("GET", path.removeprefix("/v1"), "audit").text
+    audit = audited()
+    other = {**audit["canaries"], "nonce": "7a" * 32}
+    for wrong in ({**audit, "canaries": other}, {**audit, "losses": [1.0, 2.0]}):
+        answer = yard.ask("POST", f"{path}/audit", "admin", wrong)
+        assert (answer.status_code, answer.json()["code"]) == (422, "wrong_audit")
+    for _ in range(2):
+        answer = yard.ask("POST", f"{path}/audit", "admin", audit)
+        assert answer.json()["verdict"] == "not_refuted"
+    answer = yard.ask("POST", f"{path}/audit", "admin", audited(right=6))
+    assert answer.json()["code"] == "wrong_state"
+    page = yard.ask("GET", path.removeprefix("/v1"), "audit").text
+    assert page.count("not refuted") == 2
     (tmp_path / "configuration").write_text(CONFIGURATION)
     root = party(None, "root")
     authority = Authority(tmp_path, root, party(root))
@@ -270,9 +299,12 @@ def test_the_service_has_a_replay_and_a_timestamp_of_its_own(
     assert report.unchecked == (8,)
     with_both = Made(raw, made.trusted)
     assert b"added a replay of the run" in with_both.files[STORY]
+    assert b"3 of 6 guesses" in with_both.files[STORY]
     # Neither another record nor none passes for the logged one, nor is a second one added.
-    for content in (None, canonical_json(another)):
-        assert made.refused(with_both.with_files(**{REPLAY: content})).step == 13
+    for name in (REPLAY, AUDIT):
+        for content in (None, canonical_json(another)):
+            assert made.refused(with_both.with_files(**{name: content})).step == 13
+    assert made.refused(made.with_files(**{AUDIT: with_both.files[AUDIT]})).step == 13
     with pytest.raises(BadReplayRecord):
         complete_evidence(raw, replayed(made), None)
 

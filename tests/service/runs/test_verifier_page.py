@@ -42,7 +42,7 @@ from affidavit.trust.log import parse_note
 from affidavit.trust.trust_root import TrustRoot, accept_keyset
 from tests.browser.conftest import chromium  # noqa: F401
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.service.runs.test_evidence import MANIFEST, Made, fetch, made_of, replayed
+from tests.service.runs.test_evidence import MANIFEST, Made, audited, fetch, made_of, replayed
 from tests.support.hostile_files import (
     DATES,
     IDENTITY,
@@ -400,11 +400,12 @@ def altered_evidence(made: Made, count: int) -> Iterator[bytes]:
         yield made.with_files(**{name: content})
 
 
-def replayed_in(yard: Yard) -> Made:
-    """The evidence of a run to which a replay was added."""
-    made = made_of(yard, 10)
+def with_tests(yard: Yard) -> Made:
+    """The evidence of a run to which a replay and an audit were added."""
+    made = made_of(yard, 10, canaries=True)
     path = f"/v1/runs/{json.loads(made.files['about.json'])['run']}"
-    yard.ask("POST", f"{path}/replay", "admin", json.loads(replayed(made)))
+    for kind, record in (("replay", json.loads(replayed(made))), ("audit", audited())):
+        assert yard.ask("POST", f"{path}/{kind}", "admin", record).is_success
     return replace(made, raw=fetch(yard, f"{path}/evidence"))
 
 
@@ -415,8 +416,12 @@ def run_evidence(page: VerifierPage, made: Made, count: int) -> None:
     trusted = replace(made.trusted, at=datetime.now(NOW.tzinfo))
     about = json.loads(made.files["about.json"])
     odd = [
-        made.with_files(**{"about.json": canonical_json({**about, "release": value})})
-        for value in ({}, [[{}]], None, 3)
+        *(
+            made.with_files(**{"about.json": canonical_json({**about, "release": value})})
+            for value in ({}, [[{}]], None, 3)
+        ),
+        # A file of each name that is listed as it is, so that each step has something to reject.
+        *(made.with_files(**{name: b"{}"}) for name in made.files if name != MANIFEST),
     ]
     rejecting = set()
     for raws in batched(chain([made.raw, *odd], altered_evidence(made, count)), 200):
@@ -441,13 +446,13 @@ def run_evidence(page: VerifierPage, made: Made, count: int) -> None:
 
 @ON_SQLITE
 def test_both_reject_altered_evidence_at_the_same_step(page: VerifierPage, yard: Yard) -> None:
-    run_evidence(page, replayed_in(yard), 100)
+    run_evidence(page, with_tests(yard), 80)
 
 
 @ON_SQLITE
 @pytest.mark.soak
 def test_both_reject_20000_altered_evidence_files(page: VerifierPage, yard: Yard) -> None:
-    run_evidence(page, replayed_in(yard), 20_000)
+    run_evidence(page, with_tests(yard), 20_000)
 
 
 # ---- The page ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a replay of its training script showed is stored with a run."""
+"""What a replay of its training script and an audit of its canaries showed is stored with a run."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ depends_on = None
 
 def upgrade() -> None:
     """Create the table, which is append-only."""
-    schema.add("run_replays")
+    schema.add("run_tests")
