@@ -23,7 +23,7 @@ from affidavit.accountants import AFFIDAVIT_VERSION
 from affidavit.assessment import PlanNotClosed
 from affidavit.certificate import VerificationOptions, verify
 from affidavit.certificate.verification import inclusion_verification as log_steps
-from affidavit.certificate.verification.status_list import read_status
+from affidavit.certificate.verification.status_list import StatusList, read_status
 from affidavit.certificate.verification.verification_result import Verifier
 from affidavit.evidence.conformance import check_conformance
 from affidavit.evidence.evidence_file import (
@@ -58,6 +58,7 @@ from affidavit.trust import (
     KeysetError,
     TrustedKeys,
     VerificationError,
+    parse_instant,
     read_envelope,
     read_keyset,
 )
@@ -77,6 +78,7 @@ from affidavit.trust.log import (
 )
 
 ALTERED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
+OF_RUNS = ("conformance.json", "ledger.json", "provenance.json", "record.jsonl")
 ENDS = frozenset({"settled", "failed", "cancelled"})
 
 
@@ -146,11 +148,18 @@ class _Check:
     predicate: dict[str, Any] = field(default_factory=dict)
     bundle: dict[str, Any] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
+    logged_at: datetime | None = None
 
     def note(self, step: int, detail: str, *, checked: bool = True) -> None:
         self.steps.append((step, EVIDENCE_STEPS[step - 1], detail))
         if not checked:
             self.unchecked.append(step)
+
+    def _require_none(self, step: int, *names: str) -> None:
+        """Raise ``EvidenceError`` for a file that nothing in the log is about."""
+        for name in names:
+            if name in self.files:
+                raise _mismatch(step, name, "no entry in the log that it belongs to")
 
     def of_run(self, kind: str) -> Iterator[dict[str, Any]]:
         """Yield the logged entries of ``kind`` about the run, in the order of the log."""
@@ -184,6 +193,7 @@ class _Check:
         verifier = Verifier(self.trusted, self.options, self.trusted.now())
         try:
             checkpoint = read_checkpoint(proofs["checkpoint"])
+            self.logged_at = checkpoint.signed_at
             attestation = log_steps.find_attestation(proofs["checkpoint"], verifier)
             log_steps.check_signature(proofs["checkpoint"], attestation, verifier, issued_at=None)
             log_steps.check_trust_policy(checkpoint, attestation, verifier, may_be_old=False)
@@ -267,16 +277,35 @@ class _Check:
         self.note(6, f"{len(stated_items)} decisions and {len(revoked)} revocations, as logged")
 
     def status_list(self) -> None:
+        """A list of the time of file and checkpoint, which has a revocation that the log has."""
         try:
             listed, _ = read_status(part_of(self.files, "status.json", 7), self.trusted)
         except VerificationError as error:
             raise EvidenceError(7, error.code, error.message, error.remedy) from None
         envelope = read_envelope(self.bundle["envelope"])
+        try:
+            late = parse_instant(self.about["at"]) > parse_instant(listed.next_update)
+        except ALTERED:
+            raise _mismatch(7, "about.json", "no time") from None
+        if late:
+            raise _mismatch(7, "about.json", "a time after the end of the status list")
         result = next((item for item in listed.listed if item.envelope == envelope.digest), None)
+        if self.logged_at is not None and parse_instant(listed.next_update) < self.logged_at:
+            raise _mismatch(7, "status.json", "an end before the log's checkpoint")
+        if result is None and self._lists_revocation(listed, envelope.digest):
+            raise _mismatch(7, "status.json", "no word of a revocation that the log has")
         status = "does not list the issue"
         if result is not None:
             status = f"{result.status} since {result.since}"
         self.note(7, f"list {listed.sequence} of {listed.issued_at}: {status}")
+
+    def _lists_revocation(self, listed: StatusList, envelope: str) -> bool:
+        """Whether the list has to have the issue: it is revoked, and was valid at that time."""
+        end = parse_instant(self.predicate["validity"]["not_after"])
+        return parse_instant(listed.issued_at) <= end and any(
+            entry["kind"] == "revocation" and entry["body"].get("envelope") == envelope
+            for entry in self.entries
+        )
 
     def keysets(self) -> None:
         """Every keyset follows the one before, by its number."""
@@ -295,6 +324,7 @@ class _Check:
 
     def run(self) -> None:
         if self.about.get("run") is None:
+            self._require_none(9, *OF_RUNS)
             for step in (9, 10, 11, 12):
                 self.note(step, "no run", checked=False)
             return
@@ -318,6 +348,7 @@ class _Check:
             return
         stated = self._end().get("provenance")
         if stated is None:
+            self._require_none(10, "provenance.json")
             self.note(10, "the run ended without a record", checked=False)
             return
         _require_same(self.files, "provenance.json", canonical_json(stated), 10)
@@ -340,6 +371,7 @@ class _Check:
             return
         end = self._end()
         if end.get("record") is None:
+            self._require_none(11, "record.jsonl", "conformance.json")
             self.note(11, "no record", checked=False)
             return
         try:

@@ -21,6 +21,7 @@ export const EVIDENCE_STEPS = [
 ];
 // Steps that the page performs only in part, and why.
 const PARTLY = "not checked here:";
+const OF_RUNS = ["conformance.json", "ledger.json", "provenance.json", "record.jsonl"];
 const ENDS = ["settled", "failed", "cancelled"];
 const PROVENANCE_TYPE = "https://slsa.dev/provenance/v1";
 const REPLAY_TYPE = "affidavit.replay/1";
@@ -107,6 +108,12 @@ class EvidenceCheck {
     }
   }
 
+  // Reject a file that nothing in the log is about.
+  requireNone(step, ...names) {
+    const name = names.find((item) => this.files.has(item));
+    if (name !== undefined) throw mismatch(step, name, "no entry in the log that it belongs to");
+  }
+
   entriesOf(kind, subject) {
     return this.entries.filter((entry) => entry.kind === kind && entry.subject === subject);
   }
@@ -165,6 +172,7 @@ class EvidenceCheck {
       const note = get(proofs, "checkpoint");
       requireThat(isText(note), "no checkpoint");
       const checkpoint = checkpointOf(note);
+      this.loggedAt = checkpoint.signedAt;
       try {
         const attestation = await findAttestation(note, this.verifier);
         await checkCheckpoint(note, attestation, this.verifier);
@@ -253,8 +261,25 @@ class EvidenceCheck {
     } catch (error) {
       throw error instanceof StepError ? new StepError(7, error.code, error.message) : error;
     }
+    const end = parseInstant(content.next_update);
+    const refusal = () => mismatch(7, "about.json", "no time");
+    if ((await reading(refusal, () => parseInstant(this.about.at))) > end) {
+      throw mismatch(7, "about.json", "a time after the end of the status list");
+    }
+    if (end < this.loggedAt) {
+      throw mismatch(7, "status.json", "an end before the log's checkpoint");
+    }
     const digest = await digestOfEnvelope(this.envelope);
     const listed = content.listed.find((item) => item.envelope === digest);
+    const revoked = this.entries.some(
+      (entry) => entry.kind === "revocation" && entry.body.envelope === digest,
+    );
+    // A list may leave out what was no longer valid in its time.
+    const validThen =
+      parseInstant(content.issued_at) <= parseInstant(this.predicate.validity.not_after);
+    if (revoked && listed === undefined && validThen) {
+      throw mismatch(7, "status.json", "no word of a revocation that the log has");
+    }
     const status = listed ? `${listed.status} since ${listed.since}` : "does not list the issue";
     this.report.add(7, `list ${content.sequence.value ?? content.sequence}: ${status}`);
   }
@@ -281,6 +306,7 @@ class EvidenceCheck {
 
   async run() {
     if (!this.hasRun) {
+      this.requireNone(9, ...OF_RUNS);
       for (const step of [9, 10, 11, 12]) this.report.add(step, "no run", false);
       return;
     }
@@ -302,6 +328,7 @@ class EvidenceCheck {
     if (!this.hasRun) return;
     const stated = this.end.provenance ?? null;
     if (stated === null) {
+      this.requireNone(10, "provenance.json");
       this.report.add(10, "the run ended without a record", false);
       return;
     }
@@ -337,6 +364,7 @@ class EvidenceCheck {
     if (!this.hasRun) return;
     const logged = this.end.record ?? null;
     if (logged === null) {
+      this.requireNone(11, "record.jsonl", "conformance.json");
       this.report.add(11, "no record", false);
       return;
     }

@@ -25,6 +25,7 @@ from affidavit.evidence import (
     Canaries,
     EvidenceError,
     complete_evidence,
+    losses_as_bytes,
     verify_evidence,
     write_evidence,
 )
@@ -38,6 +39,7 @@ from affidavit.evidence.evidence_file import (
     read_evidence,
 )
 from affidavit.gate import evidence as commands
+from affidavit.gate import runs
 from affidavit.gate.cli import app
 from affidavit.plan import canonical_json, digest_of
 from affidavit.service.audit import evidence as collecting
@@ -95,15 +97,19 @@ def trusted_by(yard: Yard) -> TrustedKeys:
 CANARIES = Canaries.of(bytes(32), 20, None)
 
 
-def made_of(yard: Yard, steps: int, *, canaries: bool = False) -> Made:
-    """An approved certificate, a run of it, and the file about both."""
+def made_of(
+    yard: Yard, steps: int, *, canaries: bool = False, again: bool = False, **plan: Any
+) -> Made:
+    """A certificate that is approved, unless it was before, a run of it, and the file of both."""
     policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
     yard.ask("POST", "/v1/policies", "admin", {**policy, "approvals": 1})
-    certificate = yard.certify(**({"canaries": {"count": CANARIES.count}} if canaries else {}))
+    if canaries:
+        plan["canaries"] = {"count": CANARIES.count}
+    certificate = yard.certify(**plan)
     current = yard.ask("GET", f"/v1/certificates/{certificate}", "audit").json()
     decision = {"envelope": current["certificate"]["envelope_digest"], "comment": "seen <b>"}
     path = f"/v1/certificates/{certificate}/approvals"
-    assert yard.ask("POST", path, "approve", decision).is_success
+    assert again or yard.ask("POST", path, "approve", decision).is_success
     run = yard.request(certificate).json()
     job = yard.claim()
     committed = {"canaries": CANARIES.commitment} if canaries else {}
@@ -175,7 +181,7 @@ def test_what_the_file_says_by_itself_is_not_believed(yard: Yard) -> None:
     ledger = json.loads(files["ledger.json"])
     ledger["events"][0]["state"] += " "
     forged: dict[str, tuple[bytes | None, int]] = {
-        "about.json": (changed("about.json", lambda about: {**about, "at": "later"}), 14),
+        "about.json": (changed("about.json", lambda about: {**about, "at": "later"}), 7),
         "plan.json": (changed("plan.json", lambda plan: {**plan, "steps": 1}), 5),
         "policy.json": (changed("policy.json", lambda rules: {**rules, "approvals": 0}), 5),
         "waivers.json": (b"[1]", 5),
@@ -263,6 +269,25 @@ def test_a_replay_and_a_timestamp_are_added_and_verified(
     assert made.refused(later.with_files(**{REPLAY: odd})).step == 14
 
 
+def added_again(
+    yard: Yard, path: str, audit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """The exit code of the command that adds an audit."""
+
+    def add(_run: str, canaries: Any, losses: Any) -> client.RunTest:
+        sent = {"canaries": canaries, "losses": list(losses)}
+        answer = yard.ask("POST", f"{path}/audit", "admin", sent)
+        return client.RunTest.model_validate(answer.json())
+
+    monkeypatch.setattr(runs, "connect", lambda _: nullcontext(SimpleNamespace(add_audit=add)))
+    files = {"canaries": CANARIES.as_bytes(), "losses": losses_as_bytes(audit["losses"])}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    told = [f"--{name}={folder / name}" for name in files]
+    command = ["runs", "audit", path.rpartition("/")[2], *told]
+    return CliRunner().invoke(app, command).exit_code
+
+
 @ON_SQLITE
 def test_the_service_has_tests_and_a_timestamp_of_its_own(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -280,9 +305,8 @@ def test_the_service_has_tests_and_a_timestamp_of_its_own(
     for wrong in ({**audit, "canaries": other}, {**audit, "losses": [1.0, 2.0]}):
         answer = yard.ask("POST", f"{path}/audit", "admin", wrong)
         assert (answer.status_code, answer.json()["code"]) == (422, "wrong_audit")
-    for _ in range(2):
-        answer = yard.ask("POST", f"{path}/audit", "admin", audit)
-        assert answer.json()["verdict"] == "not_refuted"
+    assert yard.ask("POST", f"{path}/audit", "admin", audit).json()["verdict"] == "not_refuted"
+    assert added_again(yard, path, audit, tmp_path, monkeypatch) == 0
     answer = yard.ask("POST", f"{path}/audit", "admin", audited(right=6))
     assert answer.json()["code"] == "wrong_state"
     page = yard.ask("GET", path.removeprefix("/v1"), "audit").text

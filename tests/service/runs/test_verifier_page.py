@@ -400,13 +400,35 @@ def altered_evidence(made: Made, count: int) -> Iterator[bytes]:
         yield made.with_files(**{name: content})
 
 
-def with_tests(yard: Yard) -> Made:
+def with_tests(yard: Yard, **how: Any) -> Made:
     """The evidence of a run to which a replay and an audit were added."""
-    made = made_of(yard, 10, canaries=True)
+    made = made_of(yard, 10, canaries=True, **how)
     path = f"/v1/runs/{json.loads(made.files['about.json'])['run']}"
     for kind, record in (("replay", json.loads(replayed(made))), ("audit", audited())):
         assert yard.ask("POST", f"{path}/{kind}", "admin", record).is_success
     return replace(made, raw=fetch(yard, f"{path}/evidence"))
+
+
+def compare_evidence(
+    page: VerifierPage, raws: Sequence[bytes], trusted: TrustedKeys
+) -> list[tuple[int, str]]:
+    """Where Python rejects each file, which is where the page does, or what it leaves out."""
+    # The page tells a zip by its first bytes, where the command line is told.
+    kinds = [verify_evidence if raw[:2] == b"PK" else verify for raw in raws]
+    expected = [
+        outcome(lambda of=of, raw=raw: of(raw, trusted))
+        for of, raw in zip(kinds, raws, strict=True)
+    ]
+    results = page.results([case_of(raw, trusted) for raw in raws])
+    differ = []
+    for raw, wanted, result in zip(raws, expected, results, strict=True):
+        found = outcome_of(result)
+        left_out = {item["step"] for item in result["steps"] if not item["checked"]} & NOT_HERE
+        # What only Python checks, the page says that it did not.
+        if found != wanted and not (found[0] == 0 and wanted[0] in left_out):
+            differ.append((found, wanted, result, raw))
+    assert not differ, f"{len(differ)} differ, such as {differ[0][:3]}"
+    return expected
 
 
 def run_evidence(page: VerifierPage, made: Made, count: int) -> None:
@@ -425,22 +447,7 @@ def run_evidence(page: VerifierPage, made: Made, count: int) -> None:
     ]
     rejecting = set()
     for raws in batched(chain([made.raw, *odd], altered_evidence(made, count)), 200):
-        cases = [case_of(raw, trusted) for raw in raws]
-        # The page tells a zip by its first bytes, where the command line is told.
-        kinds = [verify_evidence if raw[:2] == b"PK" else verify for raw in raws]
-        expected = [
-            outcome(lambda of=of, raw=raw: of(raw, trusted))
-            for of, raw in zip(kinds, raws, strict=True)
-        ]
-        differ = []
-        for raw, wanted, result in zip(raws, expected, page.results(cases), strict=True):
-            found = outcome_of(result)
-            left_out = {item["step"] for item in result["steps"] if not item["checked"]} & NOT_HERE
-            # What only Python checks, the page says that it did not.
-            if found != wanted and not (found[0] == 0 and wanted[0] in left_out):
-                differ.append((found, wanted, result, raw))
-        assert not differ, f"{len(differ)} differ, such as {differ[0][:3]}"
-        rejecting |= {step for step, _ in expected}
+        rejecting |= {step for step, _ in compare_evidence(page, raws, trusted)}
     assert rejecting >= {0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14}
 
 
