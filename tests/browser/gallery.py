@@ -25,8 +25,8 @@ from tests.browser.serving import served, settings_in
 
 FOLDER = Path("build/gallery")
 WINDOWS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light", "viewport": {"width": 1360, "height": 900}},
-    "dark": {"color_scheme": "dark", "viewport": {"width": 1360, "height": 900}},
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 800}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}},
     "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
 }
 

@@ -46,7 +46,7 @@ def test_a_run_is_started_watched_and_settled(visitor: Any, site: Any, worker: W
     page, token = visitor.page, site.token("dana", "submit", "audit")
     certificate = _certificate(site, token)
     visitor.sign_in(token, "/runs/new")
-    page.fill("#r-certificate", certificate)
+    page.select_option("#r-certificate", certificate)
     page.fill("#r-data", "digits:part=train")
     page.fill("#r-model", "mlp:8,seed=1")
     page.fill("#r-output", "../outside")

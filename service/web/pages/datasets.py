@@ -240,7 +240,7 @@ class Dataset:
     next: str | None = None
     forecast: Forecast | None = None
     policy: Policy
-    not_conformant: tuple[str, ...] = ()
+    not_conformant: tuple[RowMapping, ...] = ()
     composed: Composition | None = None
     proposals: tuple[dict[str, Any], ...] = ()
     grants: tuple[Mapping[str, Any], ...] = ()
@@ -520,7 +520,7 @@ def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, An
     return tuple(lines)
 
 
-def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, ...]:
+def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[RowMapping, ...]:
     """Return the latest runs on this ledger whose record does not conform."""
     failed = (
         select(run_events.c.run_id, run_events.c.at, run_events.c.body)
@@ -530,11 +530,11 @@ def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, 
         .subquery()
     )
     query = (
-        select(failed.c.run_id)
+        select(failed.c.run_id, failed.c.at, reservations.c.name)
         .join(runs, runs.c.id == failed.c.run_id)
         .join(reservations, reservations.c.id == runs.c.reservation_id)
         .where(reservations.c.ledger_id == ledger.id, failed.c.body.contains("not_conformant"))
         .order_by(failed.c.at.desc())
         .limit(MAX_NOT_CONFORMANT)
     )
-    return tuple(connection.execute(query).scalars())
+    return tuple(connection.execute(query).mappings())

@@ -86,7 +86,7 @@ ENGINES = {
 }
 """Names of the engines that start workers, by class."""
 RUN_FIELDS = (
-    ("certificate", "Certificate", "Choose a plan, or enter the full id: sha256:…"),
+    ("certificate", "Certificate", "A certified plan, newest first"),
     ("data", "Data", "As for affidavit train, for example digits:part=train"),
     ("model", "Model", "As for affidavit train, for example mlp:32,seed=1,blocks=all"),
     ("output", "Output", "A folder below the worker's output folder"),

@@ -25,6 +25,7 @@
     svg.append(rule);
     const readout = document.createElement("p");
     readout.className = "readout";
+    readout.textContent = "Point at the chart to read values.";
     const tools = document.createElement("p");
     tools.className = "tools";
     const download = document.createElement("button");
