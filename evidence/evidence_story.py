@@ -64,13 +64,16 @@ _FILES = {
     "waivers.json": "What the policy forbids and a waiver allows; signed in the certificate.",
 }
 _EVIDENCE, _DECLARED, _OPEN = "evidence", "declaration", "not in this file"
+_IF_THERE = {"run": _EVIDENCE, "test": _DECLARED}
+"""How questions are answered whose file is not in all evidence files."""
 _QUESTIONS = (
     ("NIST SP 800-226", "What are ε and δ, and is ε an upper bound?", _EVIDENCE, "bundle.json"),
     ("NIST SP 800-226", "What does one unit of privacy hold?", _DECLARED, "plan.json"),
     ("NIST SP 800-226", "Which data sets count as neighbours?", _EVIDENCE, "bundle.json"),
     ("NIST SP 800-226", "Which mechanism adds which noise?", _EVIDENCE, "plan.json"),
     ("NIST SP 800-226", "Was every step run as certified?", "run", "conformance.json"),
-    ("NIST SP 800-226", "Did an audit contradict the guarantee?", "run", "canary-audit.json"),
+    ("NIST SP 800-226", "Did an audit refute the guarantee?", "test", "canary-audit.json"),
+    ("NIST SP 800-226", "Did a replay find a fault of the code?", "test", "replay.json"),
     ("NIST SP 800-226", "Is what other runs spent counted?", "run", "ledger.json"),
     ("NIST SP 800-226", "Who sees the raw data?", _DECLARED, ""),
     ("NIST SP 800-226", "Do time, memory or logs reveal something?", _OPEN, ""),
@@ -285,7 +288,8 @@ def _questions(files: Mapping[str, bytes]) -> Iterator[str]:
     yield "far as they concern privacy in training. A declaration is what the plan says; nothing "
     yield "checks it.</p><table><tr><th>From</th><th>Question</th><th>Answered by</th></tr>"
     for source, question, kind, name in _QUESTIONS:
-        answer = kind if kind != "run" else _EVIDENCE if name in files else _OPEN
+        answer = kind if name in files or kind not in _IF_THERE else _OPEN
+        answer = _IF_THERE.get(answer, answer)
         link = f': <a href="{name}">{name}</a>' if name in files else ""
         yield f"<tr><td>{source}</td><td>{_text(question)}</td><td>{answer}{link}</td></tr>"
     yield "</table>"
