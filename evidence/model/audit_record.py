@@ -2,7 +2,7 @@
 
 It follows from the canaries, their losses and the certificate, so that a verifier computes it
 again. The first line of the run record commits to the canaries. That the losses are those of the
-trained model is declared by whoever adds the record to the run.
+trained model is declared by the person who adds the record to the run.
 """
 
 from __future__ import annotations

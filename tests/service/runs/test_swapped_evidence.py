@@ -67,7 +67,7 @@ def test_both_reject_what_is_another_files(page: VerifierPage, yard: Yard) -> No
     for what, other in others.items():
         items = list(swapped(made, other))
         differing = set().union(*(changed for changed, _ in items))
-        outcomes = compare_evidence(page, [raw for _, raw in items], made.trusted)
+        outcomes = compare_evidence(page, [raw for _, raw in items], made)
         for (changed, _), (step, _) in zip(items, outcomes, strict=True):
             alike = changed <= DECLARED or differing - changed <= HARMLESS
             assert step or alike, (what, changed)
