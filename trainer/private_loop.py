@@ -15,7 +15,7 @@ takes the whole lot of a step in microbatches, and the batch that the framework 
 Guarantees
     * The optimiser sees only noisy means of whole lots, one for each charged step.
     * A loop that skips a batch or steps twice is stopped before anything is released.
-    * A loop that changes trained tensors other than by the run's steps is stopped.
+    * A loop that changes the model's tensors, or the optimiser's, other than by steps is stopped.
     * A loop that logs or schedules by the loss of ``run.loss`` reveals nothing: it is 0.
 """
 
@@ -318,9 +318,10 @@ class PrivateRun:
     def accept_weights(self) -> None:
         """Continue with the current weights, which the loop changed after ``optimizer.step()``.
 
-        They must depend only on released and public values: clipped, averaged, from a server.
+        The same holds for frozen weights, saved buffers and the optimiser's state. They must depend
+        only on released and public values: clipped, averaged, from a server.
         """
-        self._training.record_tensors()
+        self._training.accept_tensors()
 
     def loss(self, batch: Batch) -> Tensor:
         """Compute and clip the gradients of ``batch``'s records.

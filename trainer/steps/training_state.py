@@ -68,6 +68,7 @@ from affidavit.trainer.steps.gradients import (
     PerExampleGradient,
 )
 from affidavit.trainer.steps.sampling import LotSampler
+from affidavit.trainer.steps.untrained_tensors import UntrainedTensors
 
 TensorMap = Callable[[str, Any], Any]
 
@@ -137,6 +138,7 @@ class TrainingState:
             )
         )
         self._updated = _optimized_ids(self.optimizer)
+        self._untrained = UntrainedTensors(self.module, self.optimizer)
         self._feedback: ErrorFeedback | None = None
         self._gradient = self._build_gradient(model, data)
         self._lots = [LotSampler(plan, index, keys.lots) for index in range(len(plan.phases))]
@@ -236,9 +238,10 @@ class TrainingState:
         self._probed_modules = _list_modules(self.module)
 
     def require_unchanged_tensors(self) -> None:
-        """Raise ``UnsupportedModel`` if trained tensors changed since ``record_tensors``."""
+        """Raise ``UnsupportedModel`` if tensors changed since they were recorded or accepted."""
         now = self._checksums()
-        if changed := [name for name, item in self._recorded.items() if now[name] != item]:
+        changed = [name for name, item in self._recorded.items() if now[name] != item]
+        if changed := changed + self._untrained.find_changed():
             raise UnsupportedModel(
                 f"{', '.join(changed)}: changed since the run's last step, and not by it, so "
                 "they may contain values without noise. Train by run.loss and optimizer.step(), "
@@ -248,8 +251,14 @@ class TrainingState:
             )
 
     def record_tensors(self) -> None:
-        """Note the trained tensors for ``require_unchanged_tensors``."""
+        """Note what a step changed, for ``require_unchanged_tensors``."""
         self._recorded = self._checksums()
+        self._untrained.accept_state()
+
+    def accept_tensors(self) -> None:
+        """Note all tensors, also those that no step changes."""
+        self.record_tensors()
+        self._untrained.accept()
 
     def _checksums(self) -> dict[str, int]:
         sums = [checksum(local_tensor(item)) for item in self._trained.values()]
