@@ -90,11 +90,13 @@ install-ray: .venv-ray/.installed
 demo-model: install-trainer ## sign a trained model with its evidence, verify it, and alter each part
 	@$(BIN)/python -m examples.train.demo_model
 
+install-tests:
+	@$(MAKE) --no-print-directory --jobs=3 install-trainer install-browser $(PROGRAMS)
+
 # Processes of one thread each, one more than two cores, because some wait and each imports all
 # tests. Compiled modules are written although the environment may say otherwise: the tests start
 # hundreds of processes.
-test: ## all tests, with what they need
-	@$(MAKE) --no-print-directory --jobs=3 install-trainer install-browser $(PROGRAMS)
+test: install-tests ## all tests, with what they need
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal
 
 check: install-trainer ## lint, types, import rules and manifests

@@ -87,6 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     """Mark what is left to the soak; long tests first, so that at the end none is waited for."""
     _leave_to_the_soak(items, whole=not any("::" in word for word in config.args))
     _take_one_database(items)
+    _take_half(items)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/worker/"))
 
 
@@ -127,6 +128,18 @@ def _take_one_database(items: list[pytest.Item]) -> None:
         both = sorted({item.nodeid, _in_other_database(item.nodeid)} & ordinary)
         left_out = both[crc32(both[0].encode()) % 2] if len(both) == 2 else None
         if item.nodeid == left_out and not item.get_closest_marker("in_both"):
+            item.add_marker("soak")
+
+
+def _take_half(items: list[pytest.Item]) -> None:
+    """Of a law that takes parameters ``by_turns`` leave half of them to the soak."""
+    laws: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("by_turns") and not item.get_closest_marker("soak"):
+            laws.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for law in laws.values():
+        law.sort(key=lambda item: crc32(item.nodeid.encode()))
+        for item in law[(len(law) + 1) // 2 :]:
             item.add_marker("soak")
 
 

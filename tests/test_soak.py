@@ -54,7 +54,7 @@ def test_each_part_says_its_seed_to_what_it_runs() -> None:
     marked = {
         path.relative_to(TESTS).parts[0]
         for path in TESTS.glob("*/**/test_*.py")
-        if re.search(r"mark\.(soak|ordinary)\b", path.read_text())
+        if re.search(r"mark\.(soak|ordinary|by_turns)\b", path.read_text())
     }
     assert {*ROOMS} == marked
     for part in PARTS:

@@ -27,6 +27,7 @@ SLOW = "balls_in_bins", "random_allocation", "truncated_poisson"
 """Schemes some of whose bounds for users take up to a minute."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "scheme",
     [pytest.param(s, marks=[pytest.mark.soak] * (s in SLOW)) for s in SCHEMES],

@@ -185,6 +185,7 @@ def test_more_noise_lower_rate_and_fewer_steps_cost_less(name: str, less: str) -
     assert upper(name, stronger) < upper(name, weaker)
 
 
+@pytest.mark.by_turns
 @of_its_events
 def test_epsilon_does_not_increase_in_delta(name: str, kind: str) -> None:
     result = curve(name, EVENTS[kind])

@@ -93,6 +93,7 @@ def test_no_encoding_changes_the_verdict(
         assert b"Traceback" not in ended.err
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("arguments", [("certify", "--json"), ("check", "--format", "sarif")])
 def test_what_programs_read_is_utf_8_everywhere(

@@ -323,6 +323,7 @@ LAWS: tuple[Law, ...] = (
 )
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_two_descriptions_of_one_run_have_one_meaning(law: Law) -> None:
     draw = random.Random(seeded(f"equal plans: {law.__name__}"))

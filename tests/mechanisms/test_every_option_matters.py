@@ -185,6 +185,7 @@ def ignored(document: Document) -> list[str]:
     ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("sampling", SCHEMES, ids=lambda words: "-".join(map(str, words.values())))
 def test_no_option_of_a_plan_is_ignored(sampling: Document) -> None:
     draw = random.Random(seeded(f"options of {sampling}"))

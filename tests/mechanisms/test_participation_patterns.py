@@ -416,6 +416,7 @@ def test_a_lot_holds_no_more_of_a_user_than_its_size(plan_of: Make, scheme: str)
     assert lower(plan).phases[0].correlation.at(STEPS).distance == 4  # type: ignore[union-attr]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "at",
     [case[0] for case in PATTERNS]

@@ -151,6 +151,7 @@ def _density(gradients: NDArray[np.float64], q: float, largest: int) -> NDArray[
     return result
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("records", [1, 2])
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
 def test_no_data_sets_cost_more_where_most_lots_are_cut(adjacency: str, records: int) -> None:

@@ -57,6 +57,7 @@ def test_the_bundle_verifies_and_later_fails_on_its_age_alone(release: str, name
     assert failed.value.step == 9
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not *repeat-and-select", "not *cifar10-truncated-poisson")
 @pytest.mark.parametrize(("release", "name"), KEPT)
 def test_certified_again_it_is_the_same_within_the_width_that_is_promised(

@@ -18,6 +18,7 @@ from tests.support.random_seeds import seeded
 ROWS = table()
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", ROWS)
 def test_no_data_set_shows_more_than_a_row_says(name: str) -> None:
     assert not [*refutations(ROWS[name], seeded(name), DATA_SETS)]
@@ -84,6 +85,7 @@ FAULTS: dict[str, Row] = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_row_is_found(fault: str) -> None:
     assert next(refutations(FAULTS[fault], fault, 300), None)

@@ -46,6 +46,7 @@ def drawn_by_the_trainer(plan: Plan, runs: int, records: int) -> Counts:
     return result
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("records", [pytest.param(1, marks=pytest.mark.soak), 2])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_lots_are_those_of_the_trainer(name: str, records: int) -> None:

@@ -279,6 +279,7 @@ ORDINARY = {
 """The cases of ``make test``; all others are soak."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "name",
     [

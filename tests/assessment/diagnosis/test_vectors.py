@@ -66,6 +66,7 @@ def test_every_mistake_has_a_vector() -> None:
     assert {code for vector in VECTORS for code in vector["mistakes"]} == set(CATALOGUE)
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary(
     "not last-of-ten-rounds",
     "not another-delta",

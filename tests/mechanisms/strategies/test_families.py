@@ -89,6 +89,7 @@ def test_every_kind_that_a_plan_may_name_is_built_and_checked_here() -> None:
     }
 
 
+@pytest.mark.by_turns
 @every_kind
 @pytest.mark.parametrize(
     "at",

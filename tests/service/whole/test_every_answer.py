@@ -49,6 +49,7 @@ def test_the_document_is_the_one_that_is_kept() -> None:
     assert same, "docs/openapi.json is not what the service says; run: make docs"
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("POST *", "DELETE *", "GET /v1/log/*", "GET /v1/*{*")
 @pytest.mark.parametrize("operation", [item.ok() for item in OPERATIONS], ids=lambda one: one.label)
 def test_every_role_gets_a_documented_answer(api: Asked, operation: Any) -> None:

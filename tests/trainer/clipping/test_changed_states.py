@@ -129,6 +129,7 @@ def clipped_sum(model: Model, ids: Tensor, mask: Tensor) -> Tensor:
     return total
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("seed", range(examples(60)))
 def test_each_microbatch_adds_what_its_records_add_alone(seed: int) -> None:
     drawn = random.Random(seeded(seed))

@@ -74,6 +74,7 @@ def contributions(way: Callable[[LinearFactors], Tensor], kind: str) -> Tensor:
     return torch.stack(item).double().flatten(1).norm(dim=1)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("norms", ["gram_norms", "direct_norms"])
 @pytest.mark.parametrize("clip_norm", [0.1, 1.0])

@@ -136,6 +136,7 @@ def test_lots_are_cut_where_the_plan_says_so(run: Run) -> None:
     assert sizes.count(9) > STEPS // 2
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "changes",
     [

@@ -80,6 +80,7 @@ def writing(run: PrivateRun, model: Any, batch: Any) -> None:
     take_step(run, batch)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("loop", "message"),
     [

@@ -151,6 +151,7 @@ TERMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", TERMS)
 def test_a_term_of_several_records_stops_at_its_step(tmp_path: Path, name: str) -> None:
     switch = Switch()
