@@ -48,8 +48,6 @@ class OpenUse(StrictModel):
     message: str
 
 
-FOREIGN_LINE_OFFSET = 1 << 40
-"""More than the number of lines of any file."""
 SourceSpan = tuple[int, int, int, int]
 """First line and column, last line and column. Lines count from 1, columns are bytes from 0."""
 NoiseCalibration = Callable[..., float]
@@ -79,36 +77,6 @@ class MinimumLength:
         if is_number(steps) and steps < fewest:
             message = f"steps is given as {steps:g}, but the script makes at least {fewest}."
             raise _conflict(("steps",), message, name, self.line)
-
-
-class ForeignLine(int):
-    """A line of another file that a script is read with.
-
-    It sorts after the script's own lines, and formats with its ``file``. Findings about it are
-    reported at ``own``, a line of the script.
-    """
-
-    file: str
-    own: int
-
-    def __new__(cls, number: int, file: str, place: int, own: int) -> ForeignLine:
-        """Create the line with this number in file number ``place`` of those read."""
-        line = super().__new__(cls, number + FOREIGN_LINE_OFFSET * (1 + place))
-        line.file, line.own = file, own
-        return line
-
-    def __format__(self, _: str) -> str:
-        """Return the line number and the file."""
-        return f"{self % FOREIGN_LINE_OFFSET} of {self.file}"
-
-    def __str__(self) -> str:
-        """Return the line number and the file."""
-        return format(self)
-
-
-def line_in_script(line: int) -> int:
-    """Return the line of the script at which a line is reported."""
-    return line.own if isinstance(line, ForeignLine) else line
 
 
 def unchanged(plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
@@ -178,7 +146,6 @@ def malformed_plan(
 ) -> MalformedPlan:
     """Return the error for a line of a document, or for the whole document."""
     column = None if line is None else 1
-    line = None if line is None else line_in_script(line)
     return MalformedPlan(
         Reason(code=code, pointer=pointer, message=message, remedy=remedy, line=line, column=column)
     )

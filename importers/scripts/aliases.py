@@ -13,8 +13,6 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.syntax import LAYER_PACKAGES, Script, last_name
 
 Reference = ast.Name | ast.Attribute | ast.Subscript
-ArgumentHolders = Callable[[ast.Call, ast.expr], set[str] | None]
-"""Return the names that hold an argument after a call, or None if it escapes or is changed."""
 
 
 def holder_names(node: ast.expr) -> set[str]:
@@ -39,14 +37,13 @@ def find_escape(
     key: str | None = None,
     *,
     methods: bool = False,
-    elsewhere: ArgumentHolders | None = None,
+    elsewhere: Callable[[ast.Call], bool] | None = None,
 ) -> ast.AST | None:
     """Find the first call or container that takes one of the objects out of sight.
 
     With ``methods``, method calls that may change the object count too, as do assignments to its
-    items or attributes (only to ``key``, if one is given). With ``elsewhere``, calls of functions
-    in other files count only if those functions let the argument escape. All names of the objects
-    are added to ``holders``.
+    items or attributes (only to ``key``, if one is given). Calls that ``elsewhere`` accepts leave
+    it unchanged. All names of the objects are added to ``holders``.
     """
     names = holders
     while True:
@@ -58,11 +55,11 @@ def find_escape(
                 escaped = _follow_reference(script, node, names)
                 if methods and escaped is None and reference_name(node) in names:
                     escaped = _find_change(script, node, None if key is None else {key, *names})
-                if isinstance(escaped, ast.Call) and elsewhere is not None:
-                    held = elsewhere(escaped, node)
-                    escaped = escaped if held is None else None
-                    names |= held or set()
-                if escaped is not None:
+                if escaped is None:
+                    continue
+                if not (
+                    isinstance(escaped, ast.Call) and elsewhere is not None and elsewhere(escaped)
+                ):
                     return escaped
             elif isinstance(node, ast.Return) and node.value is not None:
                 _returned(script, node, names)

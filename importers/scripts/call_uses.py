@@ -11,14 +11,18 @@ from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_writer
 from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
-from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_lots
-from affidavit.importers.scripts.step_count import enclosing_loops, runs_once, unwrap_iterable
+from affidavit.importers.scripts.seeds import KNOWN_SEED
+from affidavit.importers.scripts.step_count import (
+    enclosing_loops,
+    optimizer_steps,
+    runs_once,
+    unwrap_iterable,
+)
 from affidavit.importers.scripts.syntax import (
     calls_any,
     innermost_loop,
     keywords_of,
     last_name,
-    names_in,
     root_of,
 )
 from affidavit.importers.scripts.use_table import (
@@ -66,12 +70,6 @@ class CallUses:
             return "it is given the files of the records"
         if is_writer(call) and any(is_raw(self.kinds, item) for _, item in passed):
             return "it writes records"
-        if (
-            name == "print"
-            and "file" in keywords_of(call)
-            and any(is_raw(self.kinds, item) for item in call.args)
-        ):
-            return "it writes records"
         if self._starts_program(call, name):
             return "the program that it runs is not read"
         if self._is_along_records(call, name):
@@ -106,9 +104,6 @@ class CallUses:
             return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, name, passed)
-        if "differentiator" in callee:
-            bad = taken & {"value", "private", "optimizer"}
-            return f"it is given the {words_of(bad)}" if bad else None
         if "model" in callee or "criterion" in callee:
             bad = taken - SECRETS - {"model", "criterion", "undefined"}
             return f"it is given the {words_of(bad)}" if bad else None
@@ -153,10 +148,11 @@ class CallUses:
     def _is_given_folder(self, call: ast.Call, name: str) -> bool:
         """Whether a call that is not known to read data sets gets the path of the records."""
         sources = self.kinds.sources
-        if not any(sources.names_folder(item) for _, item in self._arguments(call)):
+        own = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        passed = [*own, *(item for _, item in self._arguments(call))]
+        if not any(map(sources.names_folder, passed)):
             return False
-        groups = ("paths", "path_functions", "file_readers", "file_facts", "reading_builtins",
-                  "loggers")  # fmt: skip
+        groups = ("paths", "path_functions", "file_facts", "reading_builtins", "loggers")
         listed = any(name in NAMES[group] for group in groups) and name not in NAMES["writers"]
         reads = self.script.comes_from(call.func, NAMES["data_packages"]) or sources.reads(call)
         return not (listed or reads or is_own(self.kinds, call))
@@ -175,13 +171,9 @@ class CallUses:
 
     def _is_along_records(self, call: ast.Call, name: str) -> bool:
         """Whether a recurrent or attention layer takes records for places of a sequence."""
-        if name not in NAMES["sequence_layers"] or not self.script.comes_from(
-            call.func, ("torch", "opacus")
-        ):
-            return False
         first = self.values.known_value(keywords_of(call).get("batch_first"))
-        of_all = self.values.known_value(keywords_of(self.kinds.call).get("batch_first"))
-        return first is not True and of_all is not False
+        listed = name in NAMES["sequence_layers"] and first is not True
+        return listed and self.script.comes_from(call.func, ("torch", "opacus"))
 
     def _of_keras(self, call: ast.Call, name: str) -> str | None:
         """Say why Keras may train with another optimiser, loss or layer than one that is known."""
@@ -205,21 +197,11 @@ class CallUses:
             return "a layer of its own may join the records of a lot"
         return None
 
-    def _is_listed_loss(self, loss: ast.expr, depth: int = 0) -> bool:
-        """Whether a loss is one of Keras' own, or of what a part of a script leaves out."""
-        if isinstance(loss, ast.Constant):
-            return True
-        if isinstance(loss, ast.Call):
-            loss = loss.func
-        if self.script.comes_from(loss, ("tensorflow", "keras")):
-            return True
-        bound = self.script.bindings_of(loss) if isinstance(loss, ast.Name) else [None]
-        return depth < 5 and all(
-            item is not None
-            and item.value is not None
-            and self._is_listed_loss(item.value, depth + 1)
-            for item in bound
-        )
+    def _is_listed_loss(self, loss: ast.expr) -> bool:
+        """Whether a loss is one of Keras' own."""
+        made = self.values.origin_of(loss) or loss
+        listed = self.script.comes_from(getattr(made, "func", made), ("tensorflow", "keras"))
+        return listed or isinstance(made, ast.Constant) or "undefined" in self.kinds.kinds(loss)
 
     def _is_private_rule(self, node: ast.expr | None) -> bool:
         """Whether the optimiser that a model is compiled with may be the private one."""
@@ -235,20 +217,12 @@ class CallUses:
     def _joins(self, call: ast.Call) -> bool:
         """Whether a function of the script makes the lots of a loader of the records."""
         function = keywords_of(call).get("collate_fn")
-        made = self.script.value_of(function) if isinstance(function, ast.Name) else function
-        made = getattr(made or function, "func", made or function)
-        if made is not None and self.script.comes_from(made, ("transformers", "torch")):
+        if isinstance(function, ast.Constant | None) or "undefined" in self.kinds.kinds(function):
             return False
-        data = frozenset().union(*(self.kinds.kinds(item) for item in call.args[:1]))
-        data |= frozenset().union(
-            *(self.kinds.kinds(item) for key, item in keywords_of(call).items() if key == "dataset")
-        )
-        return (
-            function is not None
-            and not isinstance(function, ast.Constant)
-            and "undefined" not in self.kinds.kinds(function)
-            and bool(data & SECRETS)
-        )
+        made = self.values.origin_of(function) or function
+        listed = self.script.comes_from(getattr(made, "func", made), ("transformers", "torch"))
+        data = frozenset().union(*(self.kinds.kinds(item) for _, item in self._arguments(call)))
+        return not listed and bool(data & SECRETS)
 
     def _keeps(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class whose constructor is not in this file."""
@@ -334,36 +308,18 @@ class CallUses:
                 "model" in self.kinds.kinds(item) for _, item in passed
             ):
                 return "the weights that it loads may be of records"
-            if name == "map" and self._may_cut(call):
+            if name == "map" and "batched" in keywords_of(call):
                 return "it may make several rows of one"
-        if name == "fit" and "trainer" in base and self.kinds.library is OPACUS:
-            loaders = [item for place, item in passed if place in (1, "train_dataloaders")]
-            own = frozenset().union(*map(self.kinds.kinds, loaders))
-            if self.draws_lots and "data" in own:
-                return "other_loader"
         steps = "private" in base and (call in self.values.updates or name == "step")
         if steps and self._steps_again(call):
             return "it steps again in one turn of a loop"
         if name == "step" and (why := self._of_step(call, base)) is not None:
             return why
-        gradients = self.kinds.kinds(call.args[0]) if call.args else NOTHING
-        of_jax = name == "update" and "private" in base and self.kinds.library.methods
-        if of_jax and not gradients & {"grads", "undefined"}:
-            return "what it is given is not known to be one gradient for each record"
+        if name == "update" and "private" in base and self.kinds.library.methods:
+            return "whether it is given one gradient for each record is not read"
         if name == "backward":
             return self._of_backward(call)
         return None
-
-    def _may_cut(self, call: ast.Call) -> bool:
-        """Whether rows that a function of the script gets together may come out as others."""
-        batched = keywords_of(call).get("batched")
-        if batched is None or self.values.known_value(batched) is False:
-            return False
-        function = self.script.function_of(call.args[0]) if call.args else None
-        parts = [part for part in ast.walk(function or call) if isinstance(part, ast.Call)]
-        named = [last_name(part.func) or "" for part in parts]
-        cuts = any("return_overflowing_tokens" in keywords_of(part) for part in parts)
-        return cuts or not any("tokenizer" in name.lower() for name in named)
 
     def _steps_again(self, call: ast.Call) -> bool:
         """Whether another private step stands before one, in the same turn of a loop."""
@@ -409,26 +365,15 @@ class CallUses:
         return None
 
     def _of_backward(self, call: ast.Call) -> str | None:
-        place = innermost_loop(self.script, call)
+        place, steps = innermost_loop(self.script, call), self.script.method_calls("step")
         scope = self.script.scope_of(call)
-        for step, owner in self.script.method_calls("step"):
-            if "private" in self.kinds.kinds(owner) or step in self.values.updates:
-                same = innermost_loop(self.script, step) is place
-                if (same and self.script.scope_of(step) is scope) or place is None:
-                    return None
-                if self._calls_within(place, step):
-                    return None
-        if not any(self.script.method_calls("step")):
-            return None
-        return "it forms gradients outside of the private step"
-
-    def _calls_within(self, place: ast.AST | None, step: ast.AST) -> bool:
-        """Whether a loop calls the function that steps."""
-        function = self.script.scope_of(step)
-        return place is not None and any(
-            isinstance(node, ast.Call) and function in self.kinds.functions(node.func)
-            for node in ast.walk(place)
+        near = any(
+            ("private" in self.kinds.kinds(owner) or step in self.values.updates)
+            and (place is None or innermost_loop(self.script, step) is place)
+            and (place is None or self.script.scope_of(step) is scope)
+            for step, owner in steps
         )
+        return None if near or not steps else "it forms gradients outside of the private step"
 
     def _taken(self, use: Use, passed: list[tuple[int | str, ast.expr]]) -> str | None:
         """Say why an argument is not one that a use may be given."""
@@ -468,8 +413,6 @@ class CallUses:
                     return None  # of a list or dictionary
             if taken <= SECRETS | {"model"} and name in NAMES["loggers"]:
                 return None
-        if taken <= {"differentiator"} & self.kinds.kinds(call):
-            return None
         if taken <= SECRETS and self.script.comes_from(call.func, NAMES["numerical_packages"]):
             if name in ("save", "savez", "savetxt", "dump", "to_csv", "DataLoader"):
                 return f"it is given the {words_of(taken)}"
@@ -484,48 +427,13 @@ class CallUses:
 
     def of_lot(self, node: ast.Subscript) -> str | None:
         """Say why a lot that a loop takes from the records may be that of another step."""
-        if "data" not in self.kinds.kinds(node.value) or not self.values.updates:
+        if "data" not in self.kinds.kinds(node.value) or isinstance(node.slice, ast.Constant):
             return None
-        loops = [o for o in self.script.ancestors(node) if isinstance(o, ast.For | ast.While)]
-        inner = next(iter(loops), None)
-        if inner is None or self.script.scope_of(inner) is not self.script.scope_of(node):
+        steps = {*self.values.updates, *optimizer_steps(self.values)}
+        loops = {loop for step in steps for loop in enclosing_loops(self.values, step)}
+        if loops.isdisjoint(self.script.ancestors(node)):
             return None
-        if not any(step in ast.walk(inner) for step in self.values.updates):
-            return None
-        drawn: list[ast.expr | None] = [node.slice]
-        if isinstance(node.slice, ast.Name):
-            drawn += [item.value for item in self.script.bindings_of(node.slice)]
-        if any(self.kinds.may_repeat(item) for item in drawn if item is not None):
-            return "it may take a record twice"
-        if any(may_know_lots(self.values, item) for item in drawn if item is not None):
-            return "a reader of the seed knows the lots"
-        parts = [part for item in drawn if item is not None for part in ast.walk(item)]
-        known = (*NAMES["drawing"], *NAMES["index_functions"])
-        if any(isinstance(part, ast.Call) and last_name(part.func) not in known for part in parts):
-            return "which records it takes is not known"
-        computed = {"value", "rows", "lot", "loss"}
-        if any(self.kinds.kinds(item) & computed for item in drawn if item is not None):
-            return "records decide which of them it takes"
-        if self._depends(node.slice, inner, 0):
-            return None
-        return "it takes the same records in each step"
-
-    def _depends(self, node: ast.expr, loop: ast.For | ast.While, depth: int) -> bool:
-        """Whether an index is drawn, or counted, in each turn of a loop."""
-        targets = names_in(loop.target) if isinstance(loop, ast.For) else set()
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call) and last_name(part.func) in NAMES["drawing"]:
-                return True
-            if not isinstance(part, ast.Name):
-                continue
-            if part.id in targets:
-                return True
-            own = [item.value for item in self.script.bindings_of(part)
-                   if loop in self.script.ancestors(item.node)]  # fmt: skip
-            if own and all(value is None or (depth < 5 and self._depends(value, loop, depth + 1))
-                           for value in own):  # fmt: skip
-                return True
-        return False
+        return "how it draws the records of a lot is not known"
 
 
 def _is_constant(call: ast.Call) -> bool:

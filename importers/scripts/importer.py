@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import copy
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from affidavit.importers.directives import read_directives, read_harmless_lines
@@ -20,21 +18,19 @@ from affidavit.importers.libraries import (
     Library,
 )
 from affidavit.importers.names import NAMES
-from affidavit.importers.partial_plan import PartialPlan, not_imported
+from affidavit.importers.partial_plan import OpenUse, PartialPlan, not_imported
+from affidavit.importers.scripts.callers import find_caller, leading_definitions
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
-from affidavit.importers.scripts.linking import ScriptLinker, file_path, find_callers
 from affidavit.importers.scripts.modules import modules_of
 from affidavit.importers.scripts.opacus import OpacusPlanReader
 from affidavit.importers.scripts.options import READERS
 from affidavit.importers.scripts.plan_reader import ScriptPlanReader
-from affidavit.importers.scripts.quantities import attributes_used_of
 from affidavit.importers.scripts.syntax import Script, find_import, last_name, parse_script
 from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
 
 MAX_SCRIPT_BYTES = 1 << 18
-MAX_RUNNERS = 5
-NOISE_SCHEDULERS = frozenset(NAMES["noise_schedulers"])
-ENGINES = frozenset(name for entry in TRAINING for name in entry.private.names) | {"PrivacyEngine"}
+
+
 ARRAY_PACKAGES = ("torch", "tensorflow", "jax", "numpy")
 PRIVATE_CALL_NAMES = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})
 MODULE_NAMES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
@@ -71,25 +67,7 @@ def _read(
     library = _library_of(script, explicit=explicit)
     if library is None:
         return None
-    return _partial(raw, _as_its_caller_runs_it(script, library), library)
-
-
-def _as_its_caller_runs_it(script: Script, library: Library) -> Script:
-    """Link the script with its imports, as the only file of the repository that runs it."""
-    named = list(_private_references(script, library))
-    line = getattr(named[0], "lineno", 1)
-    way, nodes = [script], named
-    while len(running := find_callers(way[-1], nodes)) == 1 and len(way) < MAX_RUNNERS:
-        ((host, nodes),) = running.items()
-        if host in way or host.dynamic is not None:
-            break
-        way.append(host)
-    for host in reversed(way[1:]):
-        runs = Script(copy.deepcopy(host.tree), host.folder, host.name, dict(host.harmless))
-        linked = ScriptLinker(runs, line, library.modules, [file_path(item) for item in way]).script
-        if any(_private_references(linked, library)):
-            return linked
-    return ScriptLinker(script, line, library.modules).script
+    return _partial(raw, script, library)
 
 
 def _partial(raw: bytes, script: Script, library: Library) -> PartialPlan:
@@ -97,8 +75,18 @@ def _partial(raw: bytes, script: Script, library: Library) -> PartialPlan:
     source = raw.decode("utf-8", "replace")
     reading = OpacusPlanReader if library is OPACUS else ScriptPlanReader
     partials = []
+    callers: list[OpenUse] = []
     for call in calls:
         _require_unambiguous(script, library, call)
+        leading = leading_definitions(script, call)
+        if (
+            file := find_caller(script, {getattr(item, "name", "") for item in leading})
+        ) is not None:
+            script.shared_definitions |= set(leading)
+            why = f"{file} may run it, and what it does with the result is not read"
+            if call.lineno not in script.harmless:
+                message = f"line {call.lineno}: {source_text(call.func)}: {why}."
+                callers.append(OpenUse(line=call.lineno, message=message))
         one = reading(library, script, call, read_directives(source))
         one.values.alternatives = tuple(
             script.parents[other] for other in others if other is not call
@@ -112,7 +100,7 @@ def _partial(raw: bytes, script: Script, library: Library) -> PartialPlan:
             calls[0].lineno,
         )
     broken = dict.fromkeys(fault for other in partials for fault in other.broken)
-    open_uses = dict.fromkeys(use for other in partials for use in other.open_uses)
+    open_uses = dict.fromkeys([*callers, *(use for other in partials for use in other.open_uses)])
     return replace(partials[0], broken=tuple(broken), open_uses=tuple(open_uses))
 
 
@@ -157,15 +145,10 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
         ]
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
-        numbers = {
-            getattr(node, "lineno", 0) for e in entries for node in _private_references(script, e)
-        }
-        lines = ", ".join(map(str, sorted(numbers)))
         raise not_imported(
             "script",
-            f"it calls {names}, but only one library is supported (lines {lines}).",
+            f"it calls {names}, but only one library is supported.",
             "Put each in its own script, or write a plan for each.",
-            max(numbers),
         )
     return entries[0]
 
@@ -287,47 +270,18 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         message = f"its {name} may not be {library.name}'s."
         line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
         raise not_imported(kind, message, "Write a plan.", line)
-    replaced = set(NAMES["replaced"]) - set(library.methods)
-    for use in () if method else attributes_used_of(script, call):
-        if use.attr in replaced or (
-            not isinstance(use.ctx, ast.Load) and use.attr not in NAMES["harmless_attributes"]
-        ):
-            message = f"{source_text(use)} may change what it adds."
-            raise not_imported(kind, message, "Write a plan.", use.lineno)
-    targets = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
-    for other in () if method else script.calls_to(*replaced):
-        if any(last_name(arg) in targets for arg in other.args):
-            message = f"{source_text(other)} may change what it adds."
-            raise not_imported(kind, message, "Write a plan.", other.lineno)
     if method and (maker := _foreign_engine(script, call.func)) is not None:
         message = (
             f"its {name} may not be {library.name}'s: {source_text(maker)} is not from opacus."
         )
         raise not_imported(kind, message, "Write a plan.", maker.lineno)
-    for node in script.nodes:
-        if (
-            change := _noise_change(node) or _library_replacement(script, node, library)
-        ) is not None:
-            line = getattr(node, "lineno", None)
-            raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
-    beside = [
-        *modules_of(Evaluator(script, READERS), library.modules),
-        *find_callers(script, [call.func]),
-    ]
-    for module in beside:
-        if (
-            module is not script
-            and module.dynamic is not None
-            and find_import(module, library.modules)
-        ):
-            line = getattr(module.dynamic, "lineno", "?")
-            message = f"line {line} of {module.name} may replace a part of the library."
-            raise not_imported(kind, message, "Write a plan.", call.lineno)
-        for node in _nodes_that_may_change(module) if module is not script else ():
-            if (change := _change_in_module(module, node, library)) is not None:
-                message = f"{change}, on line {getattr(node, 'lineno', '?')} of {module.name}."
-                remedy = "Write a plan with the lowest noise."
-                raise not_imported(kind, message, remedy, call.lineno)
+    for module in modules_of(Evaluator(script, READERS), library.modules):
+        if (change := _change_by(module, script, library)) is not None:
+            where = "" if module is script else f" of {module.name}"
+            at = getattr(change, "lineno", call.lineno)
+            message = f"line {at}{where}: {source_text(change)} may change the noise."
+            line = at if module is script else call.lineno
+            raise not_imported(kind, message, "Write a plan with the lowest noise.", line)
 
 
 def _hidden_package(script: Script, library: Library) -> str | None:
@@ -357,119 +311,32 @@ def _foreign_engine(script: Script, method: ast.expr) -> ast.Call | None:
     engine = method.value if isinstance(method, ast.Attribute) else None
     made: list[ast.AST | None] = [engine]
     if isinstance(engine, ast.Name):
-        bindings = script.bindings_of(engine)
-        made = [binding.value for binding in bindings]
+        made = [binding.value for binding in script.bindings_of(engine)]
     elif isinstance(engine, ast.Attribute):
         stores = script.stored_attributes.get(engine.attr, [])
         made = [getattr(script.parents[store], "value", None) for store in stores]
-    calls = (node for node in made if isinstance(node, ast.Call))
-    return next((call for call in calls if not _creates_engine(script, call)), None)
+    returned = Evaluator(script, READERS).returned_expression
+    calls = [item for node in made if isinstance(node, ast.Call)
+             if isinstance(item := returned(node), ast.Call)]  # fmt: skip
+    return next((c for c in calls if not script.comes_from(c.func, OPACUS.modules)), None)
 
 
-def _creates_engine(script: Script, call: ast.Call) -> bool:
-    """Whether a call creates Opacus' engine, directly or by a function of this file."""
-    if script.comes_from(call.func, OPACUS.modules):
-        return True
-    function = script.function_of(call.func)
-    if function is None or function.decorator_list:
-        return False
-    returned = [
-        node.value
-        for node in ast.walk(function)
-        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
-    ]
-    return bool(returned) and all(
-        isinstance(value, ast.Call) and script.comes_from(value.func, OPACUS.modules)
-        for value in returned
-    )
+def _change_by(module: Script, script: Script, library: Library) -> ast.AST | None:
+    """Find what may change the noise of any private object, or a part of the library.
 
-
-def _noise_change(node: ast.AST) -> str | None:
-    """Describe how a statement may change the noise of the private call, if it may."""
-    match node:
-        case ast.Attribute(attr=attribute, ctx=ast.Store() | ast.Del()) if _is_noise_attribute(
-            attribute
-        ) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
-            return f"{attribute} is set elsewhere"
-        case (
-            ast.Attribute(attr=used)
-            | ast.alias(name=used)
-            | ast.Constant(value=used)
-            | ast.Name(id=used)
-        ) if used in NOISE_SCHEDULERS:
-            return f"{used} changes the noise during training"
-        case ast.Attribute(attr="__setattr__" | "__delattr__"):
-            return f"{source_text(node)} may set the noise"
-        case (
-            ast.Subscript(value=base, ctx=ast.Store() | ast.Del())
-            | ast.Call(func=ast.Attribute(value=base, attr="update" | "pop" | "__setitem__"))
-            | ast.Assign(value=base)
-        ) if _is_namespace(base):
-            return f"{source_text(node)} may set the noise"
-        case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]) if (
-            _is_noise_attribute(name)
-        ):
-            return "setattr sets noise_multiplier"
-    return None
-
-
-@lru_cache(maxsize=256)
-def _nodes_that_may_change(module: Script) -> list[ast.AST]:
-    """Return the nodes of a module that ``_change_in_module`` may describe."""
-    return [
-        node
-        for node in module.nodes
-        if (isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
-        or (getattr(node, "name", None) or last_name(node)) in NOISE_SCHEDULERS
-    ]
-
-
-def _change_in_module(module: Script, node: ast.AST, library: Library) -> str | None:
-    """Describe how an imported module may change the noise or the library, if it may."""
-    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-        if node.attr.strip("_") != "noise" and (change := _noise_change(node)) is not None:
-            return change
-        return _library_replacement(module, node, library)
-    named = getattr(node, "name", None) or last_name(node)
-    return _noise_change(node) if named in NOISE_SCHEDULERS else None
-
-
-def _is_namespace(node: ast.expr) -> bool:
-    """Whether an expression is the attribute dictionary of an object."""
-    match node:
-        case ast.Call(func=ast.Name(id="vars"), args=[_]) | ast.Attribute(attr="__dict__"):
-            return True
-    return False
-
-
-def _library_replacement(script: Script, node: ast.AST, library: Library) -> str | None:
-    """Describe how a statement may replace a part of the library, if it may."""
-    match node:
-        case ast.Attribute(attr=part, ctx=ast.Store() | ast.Del()):
-            constant = isinstance(getattr(script.parents[node], "value", None), ast.Constant)
-            foundation = (
-                not constant
-                and script.comes_from(node.value, ARRAY_PACKAGES)
-                and not script.module_path(node.value).startswith("torch.backends.")
+    Of the script itself, ``uses`` reads what it does with objects that it knows.
+    """
+    other = module is not script
+    if other and module.dynamic is not None and find_import(module, library.modules):
+        return module.dynamic
+    for attribute, stores in module.stored_attributes.items():
+        for store in stores:
+            own = isinstance(store.value, ast.Name) and store.value.id == "self"
+            noise = attribute.strip("_") == "noise_multiplier" or (
+                attribute in NAMES["private_parts"] and other
             )
-            own = isinstance(node.value, ast.Name) and node.value.id == "self"
-            of_it = script.comes_from(node.value, library.modules)
-            if (part in NAMES["private_parts"] and not own) or foundation or of_it:
-                return f"{source_text(node)} is replaced"
-        case ast.Call(func=ast.Name(id="setattr"), args=[base, *_]) if script.comes_from(
-            base, library.modules
-        ):
-            return "setattr replaces a part of the library"
-        case ast.Name(id="patch" | "monkeypatch") | ast.Attribute(attr="patch"):
-            return f"{source_text(node)} may replace a part of the library"
-        case ast.ClassDef(bases=bases) if any(
-            last_name(base) in ENGINES and script.comes_from(base, library.modules)
-            for base in bases
-        ):
-            return f"{node.name} may change what it adds"
+            constant = isinstance(getattr(module.parents[store], "value", None), ast.Constant)
+            of_package = module.comes_from(store.value, (*library.modules, *ARRAY_PACKAGES))
+            if (noise and not own) or (other and of_package and not constant):
+                return store
     return None
-
-
-def _is_noise_attribute(attribute: str) -> bool:
-    """Whether an attribute is a library's noise: ``_noise_multiplier``, fastDP's ``noise``."""
-    return attribute.strip("_") in ("noise_multiplier", "noise")

@@ -47,7 +47,7 @@ def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple
     """Return the options and ``$VARIABLES`` that files which name a script set, and where.
 
     Option names are in lower case with underscores and without dashes, such as
-    ``noise_multiplier``. Hydra's options have dots.
+    ``noise_multiplier``.
     """
     settings: dict[str, list[tuple[str, str]]] = defaultdict(list)
     if folder is None or not name:
@@ -143,7 +143,7 @@ def find_mention(
     Workflows, Dockerfiles, compose files, jobs and sourced scripts set variables in many ways: a
     default that any of them names is not what is known to run.
     """
-    word = re.compile(rf"(?<!oc\.env:)\b{re.escape(variable)}\b")
+    word = re.compile(rf"\b{re.escape(variable)}\b")
     for path in () if folder is None else _files(folder):
         text, _ = _read(path)
         file = os.path.basename(path)

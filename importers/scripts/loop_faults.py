@@ -13,23 +13,21 @@ from affidavit.importers.scripts.step_count import (
     enclosing_loops,
     may_be_optimizer_step,
     optimizer_steps,
-    unwrap_iterable,
 )
 from affidavit.importers.scripts.syntax import (
     Script,
-    ancestors_within,
-    calls_any,
     find_import,
     innermost_loop,
     keywords_of,
     last_name,
-    names_assigned_in,
+    names_in,
 )
 from affidavit.importers.scripts.values import Evaluator, is_left_out
 
-LOT_SPLITTERS = ("BatchMemoryManager", "wrap_data_loader")
 LOT_LOSSES = NAMES["lot_losses"]
 TRAINERS = ("Trainer", "Fabric", "Accelerator", "Arguments")
+CLEARING = ("zero_grad", "microbatch_step")
+"""Methods after which no gradients are left, of PyVacy's optimisers too."""
 HALF_PRECISION = {
     "precision": (16, "16", "16-mixed"),
     "mixed_precision": ("fp16",),
@@ -38,33 +36,22 @@ HALF_PRECISION = {
 """Trainer arguments that turn on a ``GradScaler``."""
 
 
-def _owner(call: ast.Call) -> str | None:
-    return last_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
-
-
 def find_repeated_noise(values: Evaluator) -> ast.AST | None:
-    """Find what resets a random generator to the same state during training."""
+    """Find what may reset a random generator to the same state during training."""
     script = values.script
     steps = [*optimizer_steps(values), *script.calls_to("fit")]
     loops = {loop for step in steps for loop in enclosing_loops(values, step)}
-    for call in script.calls_to(*NAMES["seeding"]):
+    resets = script.calls_to(*NAMES["seeding"], "fork_rng", *(["init"] if values.updates else []))
+    for call in resets:
         own = loops & set(enclosing_loops(values, call))
-        names = {
-            node.id for arg in call.args for node in ast.walk(arg) if isinstance(node, ast.Name)
-        }
-        set_anew = {name for loop in own for name in names_assigned_in(loop)}
-        if own and not names & set_anew and not is_left_out(values, call):
+        new = {name for loop in own if isinstance(loop, ast.For) for name in names_in(loop.target)}
+        parts = [part for arg in call.args for part in ast.walk(arg)]
+        drawn = (script.module_path(part) in NAMES["entropy"] for part in parts
+                 if isinstance(part, ast.Name | ast.Attribute))  # fmt: skip
+        passed = {name for arg in call.args for name in names_in(arg)}
+        if own and not new & passed and not any(drawn) and not is_left_out(values, call):
             return call
-    for step in values.updates:
-        around = set(enclosing_loops(values, step))
-        for call in script.calls_to("init"):  # the first state again, with the key that is in it
-            again = not around.isdisjoint(enclosing_loops(values, call))
-            if again or step in script.ancestors(call):
-                return call
-    around_steps = {outer for step in steps for outer in script.ancestors(step)}
-    forks = (call for call in script.calls_to("fork_rng") for outer in script.ancestors(call)
-             if isinstance(outer, ast.With) and outer in around_steps)  # fmt: skip
-    return next(forks, None)
+    return None
 
 
 def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
@@ -81,142 +68,69 @@ def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
                 if name[0] == "a" or (last_name(call) or "").endswith(TRAINERS):
                     return node
     for step in set(optimizer_steps(values)) - values.other_steps:
-        scope, inside = script.scope_of(step), list(script.ancestors(step))
-        loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
-        steps = [*optimizer_steps(values), *script.calls_to("microbatch_step")]
-        alike = [item for item in steps if _owner(item) == _owner(step)]
-        stepping = [
-            innermost_loop(script, item) for item in alike
-        ]  # each with gradients of its own
-        for call, _ in script.method_calls("backward"):
-            if script.scope_of(call) is not scope or innermost_loop(script, call) in stepping:
-                continue
-            if _completes_before(script, call, values.private_statement) or _completes_before(
-                script, step, call
-            ):
-                continue
-            beside = [outer for outer in script.ancestors(call) if isinstance(outer, ast.For)]
-            if any(loop not in loops for loop in beside):
-                return call  # backward() in a loop that ends before the step
-        for outer in inside:
-            if outer in loops or outer is scope:
-                break
-            if isinstance(outer, ast.If | ast.Match | ast.Try) and _may_skip_gradients(
-                values, outer, step, scope
-            ):
-                return outer
-        if loops and (skip := _continue_between(script, loops[0], step)) is not None:
-            return skip
-    return None
-
-
-def _completes_before(script: Script, first: ast.Call, second: ast.AST | None) -> bool:
-    """Whether ``first`` runs before ``second`` in one scope, and not again after it."""
-    if second is None or script.scope_of(first) is not script.scope_of(second):
-        return False
-    around_it = set(ancestors_within(script, second, script.scope_of(second)))
-    return first.lineno < getattr(second, "lineno", 0) and not any(
-        isinstance(outer, ast.For | ast.While) and outer in around_it
-        for outer in script.ancestors(first)
-    )
-
-
-def _may_skip_gradients(values: Evaluator, outer: ast.AST, step: ast.AST, scope: ast.AST) -> bool:
-    """Whether gradients of this scope are computed where a condition skips the step."""
-    if isinstance(outer, ast.If) and values.known_value(outer.test) is True:
-        return False
-    body = branch(values.script, outer, step)
-    formed = [
-        call
-        for call, _ in values.script.method_calls("backward")
-        if values.script.scope_of(call) is scope
-    ]
-    return not formed or any(
-        outer not in values.script.ancestors(call) or branch(values.script, outer, call) != body
-        for call in formed
-    )
-
-
-def _continue_between(script: Script, loop: ast.AST, step: ast.Call) -> ast.AST | None:
-    """Find a ``continue`` between the computation of gradients and the step."""
-    formed = [
-        call.lineno for call, _ in script.method_calls("backward") if loop in script.ancestors(call)
-    ]
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Continue) and any(
-            line < node.lineno < step.lineno for line in formed
+        loop, formed = innermost_loop(script, step), _gradients_before(values, step)
+        place = formed[-1] if formed else None
+        if place is not None and innermost_loop(script, place) is not loop:
+            return place  # backward() in a loop that ends before the step
+        if (
+            place is None
+            and not script.calls_to("microbatch_step")
+            and any(
+                script.scope_of(call) is script.scope_of(step)
+                for call, _ in script.method_calls("backward")
+            )
         ):
-            return node
+            return step  # again, without gradients
+        for outer in _conditions_around(values, step, loop):
+            if place is None or place not in ast.walk(outer) or (
+                branch(script, outer, place) != branch(script, outer, step)
+            ):  # fmt: skip
+                return outer
+        if loop is None or place is None:
+            continue
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Continue) and place.lineno < node.lineno < step.lineno:
+                return node
     return None
+
+
+def _conditions_around(values: Evaluator, step: ast.AST, loop: ast.AST | None) -> list[ast.AST]:
+    """Return the conditions around a step in the turn of its loop, innermost first."""
+    around: list[ast.AST] = []
+    for outer in values.script.ancestors(step):
+        if outer is loop or outer is values.script.scope_of(step):
+            break
+        if isinstance(outer, ast.If | ast.Match | ast.Try) and not (
+            isinstance(outer, ast.If) and values.known_value(outer.test) is True
+        ):
+            around.append(outer)
+    return around
+
+
+def _gradients_before(values: Evaluator, step: ast.Call) -> list[ast.Call]:
+    """Return the calls of ``backward()`` whose gradients a step of the same scope takes."""
+    script, formed = values.script, list[ast.Call]()
+    scope, loop = script.scope_of(step), innermost_loop(script, step)
+    calls = script.calls_to("backward", *CLEARING, "step")
+    for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
+        if script.scope_of(call) is not scope or (
+            loop is not None and loop not in script.ancestors(call)
+        ):
+            continue
+        if call is step:
+            break
+        if last_name(call.func) == "backward":
+            formed = [item for item in formed if not exclude_each_other(script, item, call)]
+            formed.append(call)
+        elif last_name(call.func) in CLEARING or may_be_optimizer_step(script, call):
+            formed = []
+    return formed
 
 
 def find_repeated_gradients(values: Evaluator) -> ast.AST | None:
-    """Find what makes one step sum several gradients of a record, for any sampling scheme.
-
-    That is a second ``backward()`` before the step, or leaving the loop of a ``BatchMemoryManager``
-    within a lot, whose gradients then stay for the next lot.
-    """
-    script = values.script
-    for node in script.nodes:
-        if isinstance(node, ast.Break | ast.Return):
-            inner = innermost_loop(script, node)
-            if (
-                isinstance(inner, ast.For)
-                and _iterates_lot_parts(values, inner.iter)
-                and not _runs_after_last_part(node, inner)
-            ):
-                return node
-    for step in optimizer_steps(values):
-        scope, loop = script.scope_of(step), innermost_loop(script, step)
-        for call in script.calls_to("virtual_step"):
-            if innermost_loop(script, call) is loop and not exclude_each_other(script, call, step):
-                return call
-        formed: ast.Call | None = None
-        calls = script.calls_to("backward", "zero_grad", "step")
-        for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
-            if script.scope_of(call) is not scope or innermost_loop(script, call) is not loop:
-                continue
-            if call is step:
-                break
-            if last_name(call.func) != "backward":
-                formed = (
-                    formed
-                    if last_name(call.func) == "step" and not may_be_optimizer_step(script, call)
-                    else None
-                )
-            elif formed is not None and not exclude_each_other(script, formed, call):
-                return call
-            else:
-                formed = call
-    return None
-
-
-def _runs_after_last_part(node: ast.AST, loop: ast.For) -> bool:
-    """Whether ``node`` only runs after the last part of a lot."""
-    return any(
-        isinstance(item, ast.If)
-        and last_name(item.test) == "_is_last_step_skipped"
-        and isinstance(item.body[-1], ast.Continue)
-        and item.lineno < getattr(node, "lineno", 0)
-        for item in loop.body
-    )
-
-
-def _iterates_lot_parts(values: Evaluator, node: ast.expr, depth: int = 0) -> bool:
-    """Whether an iterable yields the parts of lots that a ``BatchMemoryManager`` makes."""
-    node = unwrap_iterable(node)
-    bindings = values.script.bindings_of(node) if isinstance(node, ast.Name) and depth < 20 else []
-    for binding in bindings:
-        opened = getattr(values.script.parents[binding.node], "context_expr", binding.value)
-        if opened is not None and (
-            calls_any(opened, *LOT_SPLITTERS) or _iterates_lot_parts(values, opened, depth + 1)
-        ):
-            return True
-        if isinstance(binding.node, ast.arg) and isinstance(node, ast.Name):
-            passed = values.known_arguments(node, binding.node)
-            if any(_iterates_lot_parts(values, item, depth + 1) for item in passed):
-                return True
-    return False
+    """Find a second ``backward()`` before a step, which sums several gradients of a record."""
+    several = (_gradients_before(values, step)[1:2] for step in optimizer_steps(values))
+    return next((call for calls in several for call in calls), None)
 
 
 def find_mixing_call(values: Evaluator) -> ast.AST | None:
@@ -274,15 +188,11 @@ def find_skipped_lots(values: Evaluator) -> ast.AST | None:
         for name in named.keys() & HALF_PRECISION.keys():
             if values.known_value(named[name]) in HALF_PRECISION[name]:
                 return call
-    scales = any(
-        values.known_value(keywords_of(call).get("enabled")) is not False
-        for call in values.script.calls_to("GradScaler")
-    )
+    for call in values.script.calls_to("GradScaler"):
+        if values.known_value(keywords_of(call).get("enabled")) is not False:
+            return call
     for step in optimizer_steps(values):
-        if scales and step.args and not isinstance(step.args[0], ast.Lambda):
-            return step
-        loop = innermost_loop(values.script, step)
-        for outer in [] if loop is None else ancestors_within(values.script, step, loop):
+        for outer in _conditions_around(values, step, innermost_loop(values.script, step)):
             if isinstance(outer, ast.Try) and not all(
                 isinstance(item.body[-1], ast.Raise | ast.Return) for item in outer.handlers
             ):

@@ -13,7 +13,7 @@ from affidavit.importers.directives import read_harmless_lines
 from affidavit.importers.scripts.aliases import find_escape, holder_names
 from affidavit.importers.scripts.launches import SEARCH_FOLDERS
 from affidavit.importers.scripts.settings_files import read_nearby_text
-from affidavit.importers.scripts.syntax import Definition, Script, package_of, parse_script
+from affidavit.importers.scripts.syntax import Script, package_of, parse_script
 from affidavit.importers.scripts.values import Evaluator, Record, Unreadable
 
 MAX_MODULES = 100
@@ -35,19 +35,15 @@ def module_of(values: Evaluator, function: ast.expr) -> tuple[Evaluator, str] | 
     return _inside(values, module), name or alias.name
 
 
-def definition_of(values: Evaluator, node: ast.expr) -> tuple[Evaluator, Definition] | None:
-    """Return the function or class of another file that a name refers to."""
-    origin = module_of(values, node)
-    for _ in range(20):
-        if origin is None:
-            return None
-        inner, name = origin
-        bound = inner.script.bindings.get((inner.script.tree, name), [])
-        made = bound[0].node if len(bound) == 1 else None
-        if not isinstance(made, ast.alias):
-            return (inner, made) if isinstance(made, ast.FunctionDef | ast.ClassDef) else None
-        origin = module_of(inner, ast.Name(name, ast.Load()))
-    return None
+def leaves_unchanged(values: Evaluator, call: ast.Call, name: str) -> bool:
+    """Whether a call is of a module of this repository, of which none sets such an attribute."""
+    origin = module_of(values, call.func)
+    if origin is None or not origin[0].script.defines_once(origin[1]):
+        return False
+    scripts = [script for script in modules_of(values) if script is not values.script]
+    return all(
+        script.dynamic is None and name not in script.stored_attributes for script in scripts
+    )
 
 
 def _inside(values: Evaluator, module: Script) -> Evaluator:
@@ -58,7 +54,7 @@ def _inside(values: Evaluator, module: Script) -> Evaluator:
         values.readers,
         values.defaults,
         main_script=main,
-        find_definition=values.find_definition,
+        leaves_unchanged=values.leaves_unchanged,
         _depth=values._depth,
     )
 
@@ -96,7 +92,7 @@ def read_local_import(values: Evaluator, call: ast.Call) -> Any:
             raise Unreadable(call, f"the module of {name} may change what it returns")
         fields = {
             key: Unreadable(call, f"{key} is set while the script runs")
-            if changed.get(key, set()) - made.stores
+            if key in changed
             else value
             for key, value in made.fields.items()
         }

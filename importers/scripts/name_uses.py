@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_seed
+from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
 from affidavit.importers.scripts.syntax import (
     innermost_loop,
     last_name,
@@ -81,7 +81,7 @@ class NameUses:
         name, base, own = target.attr, self.kinds.kinds(target.value), self.kinds.kinds(value)
         root = root_of(target)
         whole = base | (self.kinds.kinds(root) if isinstance(root, ast.Name) else NOTHING)
-        changed = whole & {"private", "optimizer", "engine", "lots", "trainer"}
+        changed = whole & {"private", "optimizer", "engine", "lots"}
         if base & changed or (changed and "model" not in base and "holder" not in whole):
             return f"it changes the {words_of(changed)}"
         if "model" in base:
@@ -178,7 +178,7 @@ class NameUses:
         """Say why reading an attribute of an object is no understood use."""
         if may_know_seed(self.values, node):
             return KNOWN_SEED
-        if node.attr == "fork_rng" and not self._is_with(node):
+        if node.attr == "fork_rng":
             return "the noise may be that of another step"
         base = self.kinds.kinds(node.value)
         outer = self.script.parents[node]
@@ -188,8 +188,8 @@ class NameUses:
         if node.attr in ("__dict__", "__class__") and base and not named:
             return "it may change any part of the object"
         if node.attr in NAMES["gradients"] and not is_imported(self.script, [node]):
-            harmless = isinstance(outer, ast.Compare) or self._is_printed(node)
-            return None if harmless else "it reads gradients that no noise covers"
+            compared = isinstance(outer, ast.Compare)
+            return None if compared else "it reads gradients that no noise covers"
         if self._is_carried(node):
             return "it may be of an earlier lot"
         parts = ("original_optimizer", "step", "grad_samples")
@@ -204,18 +204,6 @@ class NameUses:
         if "engine" in base and node.attr not in ("accountant", "secure_mode"):
             return f"{node.attr} of the engine is not a use that is understood"
         return None
-
-    def _is_with(self, node: ast.AST) -> bool:
-        """Whether a call of a reference is only what a ``with`` statement enters."""
-        return isinstance(self.script.parents.get(self.script.parents[node]), ast.withitem)
-
-    def _is_printed(self, node: ast.AST) -> bool:
-        """Whether an expression is only a part of what is printed or logged."""
-        calls = [o for o in self.script.ancestors(node) if isinstance(o, ast.Call)]
-        return any(
-            last_name(call.func) in (*NAMES["loggers"], "print") and node not in ast.walk(call.func)
-            for call in calls
-        )
 
     def _is_carried(self, node: ast.Name | ast.Attribute) -> bool:
         """Whether a loop reads a part of a lot before it sets it: that of an earlier turn."""
@@ -252,15 +240,10 @@ class NameUses:
 
     def _of_namespace(self, node: ast.Name) -> str | None:
         call = self.script.parents[node]
-        outer = self.script.parents.get(call)
-        if not isinstance(call, ast.Call) or call.func is not node:
-            return "it may change any name"
-        if call.args:
+        if isinstance(call, ast.Call) and call.args and call.func is node:
             own = self.kinds.kinds(call.args[0])
             return "it may change any part of the object" if own else None
-        reads = isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Load)
-        prints = isinstance(outer, ast.Call) and last_name(outer.func) in ("print", "info", "dict")
-        return None if reads or prints else "it may change any name"
+        return "it may change any name"
 
     def of_code(self, node: ast.expr, code: ast.AST) -> str | None:
         """Say why code that is named may use objects at any time."""
@@ -319,8 +302,6 @@ class NameUses:
         other = next((name for name in names if name not in NAMES["known_decorators"]), None)
         owner = self.script.parents[node]
         keras = self.kinds.library.key.startswith(("tensorflow", "jax_keras"))
-        if node.name in NAMES["trainer_methods"] and self.kinds.is_model_class(owner):
-            return "a method of its own replaces that of the trainer"
         replaces = node.name in ("train_step", "make_train_function")
         if keras and replaces and self.kinds.is_model_class(owner):
             return "a step of its own replaces that of Keras"
@@ -339,12 +320,6 @@ class NameUses:
             made = NOTHING if node.value is None else self.kinds.kinds(node.value)
             if "value" in made:
                 return "a layer may join the records of a lot"
-        if isinstance(node, ast.Return) and node.value is not None:
-            handed = self.kinds.kinds(node.value)
-            if name == "configure_optimizers" and "optimizer" in handed:
-                return "other_optimizer"
-            if name == "train_dataloader" and "data" in handed and self._draws_own_lots():
-                return "other_loader"
         if isinstance(node, ast.Raise) and node.exc is not None:
             carried = self.kinds.kinds(node.exc) & (HANDLES | {"lots"})
             if carried - {"scheduler", "criterion"}:
@@ -354,11 +329,12 @@ class NameUses:
                 return None  # a check of the form of the records, before any of them is used
             own = self.kinds.kinds(node.test) & SECRETS
             return "records decide whether it goes on" if own else None
+        if isinstance(node, ast.Return | ast.Break) and self._leaves_lot(node):
+            return "a lot that BatchMemoryManager splits may not run to its end"
         if test is None:
             return None
         if isinstance(node, ast.Return):
-            hook = name == "training_step" or self._is_hook(function)
-            if not hook and not self._steps_within(function):
+            if not self._steps_within(function):
                 return None
         elif isinstance(node, ast.Break | ast.Continue):
             loop = innermost_loop(self.script, node)
@@ -366,14 +342,13 @@ class NameUses:
                 return None
         return f"records decide where it leaves ({source_text(test)})"
 
-    def _is_hook(self, function: ast.AST) -> bool:
-        """Whether a trainer calls a method, with objects of its own."""
-        return getattr(function, "name", "").startswith("on_")
-
-    def _draws_own_lots(self) -> bool:
-        """Whether the trainer's loader must be the private one, which no other class makes."""
-        drawn = any(last_name(node) in NAMES["poisson_data_modules"] for node in self.script.nodes)
-        return self.kinds.library is OPACUS and not drawn
+    def _leaves_lot(self, node: ast.AST) -> bool:
+        """Whether a loop over parts of lots is left, so that gradients stay for the next lot."""
+        if not self.script.calls_to("BatchMemoryManager", "wrap_data_loader"):
+            return False
+        loops = (next(enclosing_loops(self.values, step), None)
+                 for step in optimizer_steps(self.values))  # fmt: skip
+        return innermost_loop(self.script, node) in [loop for loop in loops if loop is not None]
 
     def _steps_within(self, place: ast.AST) -> bool:
         """Whether a loop or function may change a private object."""
@@ -391,9 +366,6 @@ class NameUses:
         while isinstance(base, ast.Attribute | ast.Subscript):
             base = base.value
         made = self.script.value_of(base) if isinstance(base, ast.Name) else base
-        bound = getattr(self.script.binding_of(base), "node", None)
-        if isinstance(bound, ast.arg) and self._is_hook(self.script.scope_of(base)):
-            return True
         if isinstance(made, ast.Call):
             return not is_own(self.kinds, made) and bool(self.script.module_path(made.func))
         return is_imported(self.script, [base])

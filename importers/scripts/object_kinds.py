@@ -39,7 +39,6 @@ from affidavit.importers.scripts.syntax import (
     Binding,
     keywords_of,
     last_name,
-    names_in,
     unpacks,
 )
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
@@ -76,8 +75,8 @@ class ObjectKinds:
             self.bound[place] |= {"data"}
         self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
         self.memo: dict[ast.AST, Kinds] = {}
-        self.writes_values = False
-        """Whether the script writes values of records to a file, which it may read again."""
+        self.writes_values = any(map(_is_told, self.script.calls))
+        """Whether the script writes a file, or logs, and may read that again."""
         self.decided: dict[ast.expr, Any] = {}
         """The values of conditions around calls."""
         self.private = self.statement(values.private_statement or call)
@@ -101,7 +100,6 @@ class ObjectKinds:
         return (
             *counts,
             len(self.attached),
-            self.writes_values,
             sum(len(part) for parts in self.returned.values() for part in parts),
         )
 
@@ -238,8 +236,6 @@ class ObjectKinds:
         """Pass arguments to the functions and methods of this file that a call may run."""
         if self._runs_otherwise(call):
             return
-        if _is_told(call) and self._given(call) & SECRETS:
-            self.writes_values = True
         called = [] if "model" in self.kinds(call.func) else self._called(call.func)
         for function in [*self.functions(call.func), *called]:
             for arg in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
@@ -313,23 +309,14 @@ class ObjectKinds:
                 self.bound[arg] |= self.kinds(default)
 
     def _give_parameters(self, owner: ast.ClassDef, method: ast.stmt) -> None:
-        """Give a method of a model ``self``, and the lot that a trainer passes to it."""
+        """Give a method of a model ``self``, and its rows where no library finds them."""
         if not isinstance(method, ast.FunctionDef) or not method.args.args:
             return
         if self.is_model_class(owner):
             self.bound[method.args.args[0]] |= {"model"}
-            if method.name in ("training_step", "compute_loss") and len(method.args.args) > 1:
-                names = [arg for arg in method.args.args[1:] if not arg.arg.endswith("model")]
-                self.bound[names[0]] |= {"lot"}
             if method.name in ("forward", "call") and self.library is not OPACUS:
                 for arg in method.args.args[1:2]:
                     self.bound[arg] |= {"rows"}
-
-        if method.name.startswith("on_"):  # a hook, whose arguments a trainer computes
-            for arg in method.args.args[1:]:
-                if arg.arg == "outputs" or method.name.startswith("on_train_batch"):
-                    public = any(part in arg.arg for part in ("trainer", "module", "idx", "step"))
-                    self.bound[arg] |= NOTHING if public else VALUE
 
     def is_model_class(self, owner: ast.AST) -> bool:
         """Whether the objects of a class of this file are models."""
@@ -414,10 +401,6 @@ class ObjectKinds:
                 return self._of_name(node)
             case ast.Attribute():
                 return self._of_attribute(node)
-            case ast.Subscript(value=ast.Name() as base, slice=ast.Constant(value=0)) if (
-                self._has_own_loss(base)
-            ):
-                return loss_of(self.kinds(base))
             case ast.Subscript(value=base, slice=index):
                 return self._of_item(self.kinds(base), index)
             case ast.Call():
@@ -451,15 +434,6 @@ class ObjectKinds:
         children = (item for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr))
         return frozenset().union(*map(self.kinds, children))
 
-    def _has_own_loss(self, name: ast.Name) -> bool:
-        """Whether a name is what a model of Hugging Face returns, whose first part is a loss."""
-        made = self.script.value_of(name)
-        return (
-            isinstance(made, ast.Call)
-            and "model" in self.kinds(made.func)
-            and ("labels" in keywords_of(made) or unpacks(made))
-        )
-
     def _of_comprehension(self, node: ast.AST, element: ast.expr) -> Kinds:
         made = self.kinds(element)
         loops = node.generators  # type: ignore[attr-defined]
@@ -470,18 +444,9 @@ class ObjectKinds:
         sliced = any(isinstance(part, ast.Slice) for part in ast.walk(element))
         if made & SECRETS and ((over | tests) & SECRETS or sliced):
             return VALUE
-        if tests & SECRETS and not made and not self._test_own_row(loops):
+        if tests & SECRETS and not made:
             return VALUE
         return made
-
-    def _test_own_row(self, loops: list[ast.comprehension]) -> bool:
-        """Whether the conditions of a comprehension only read the record of its turn."""
-        targets = {name for loop in loops for name in names_in(loop.target)}
-        return all(
-            last_name(part.slice) in targets
-            for loop in loops for test in loop.ifs for part in ast.walk(test)
-            if isinstance(part, ast.Subscript) and self.kinds(part.value) & SECRETS
-        )  # fmt: skip
 
     def _keeps_lot(self, iterable: ast.expr, over: Kinds, made: Kinds) -> bool:
         """Whether what is made of each part of a lot is one row for each record again."""
@@ -611,8 +576,6 @@ class ObjectKinds:
             return own | {"engine"}
         if name in NAMES["told_again"] and self.script.comes_from(node, NAMES["telling_packages"]):
             return own | (VALUE if self.writes_values else NOTHING)
-        if "trainer" in base and name in NAMES["trainer_parts"]:
-            return own | {"trainer"}
         return own
 
     def _of_item(self, base: Kinds, index: ast.expr) -> Kinds:
@@ -646,11 +609,6 @@ class ObjectKinds:
             if any(isinstance(item, ast.ClassDef) for item in made):
                 return self._of_object([i for i in made if isinstance(i, ast.ClassDef)], passed)
         callee = self.kinds(function)
-        if (made_of_it := self._of_gradients(call, last_name(function) or "")) is not None:
-            return made_of_it
-        if "differentiator" in callee:
-            secrets = frozenset().union(*passed) & SECRETS
-            return frozenset({"grads"}) if secrets and "value" not in secrets else secrets
         if self.is_part(function, callee):
             return self._of_model(callee, passed)
         if own:
@@ -661,16 +619,13 @@ class ObjectKinds:
         return self._of_model(callee, passed) or self._of_function(call, passed)
 
     def _of_file(self, call: ast.Call) -> Kinds | None:
-        """Return what a file has that may be one of the records, or of values that are written."""
+        """Return what a file has that the script may have written."""
         name = last_name(call.func)
         mode = next(iter(call.args[1:]), keywords_of(call).get("mode"))
         writes = name == "open" and not str(getattr(mode, "value", "r")).startswith("r")
         reads = name in NAMES["file_readers"] and not writes
         if not (reads or name in NAMES["file_facts"] or name in NAMES["log_readers"]):
             return None
-        own = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-        if reads and any(map(self.sources.names_folder, [*own, *call.args])):
-            return frozenset({"data"})
         return VALUE if self.writes_values and not self._only_runs_before(call) else None
 
     def _only_runs_before(self, node: ast.AST) -> bool:
@@ -710,21 +665,6 @@ class ObjectKinds:
             return loss_of(secrets) or UNDEFINED
         return NOTHING
 
-    def _of_gradients(self, call: ast.Call, name: str) -> Kinds | None:
-        """Return what makes gradients of each record by itself, if a call of JAX's does."""
-        if not self.script.comes_from(call.func, ("jax", "equinox")) or not call.args:
-            return None
-        inner = call.args[0]
-        if name in ("jit", "checkpoint", "remat", "filter_jit"):
-            return self.kinds(inner) & {"differentiator"}
-        if name not in ("vmap", "filter_vmap") or not isinstance(inner, ast.Call):
-            return None
-        axes = keywords_of(call).get("in_axes", next(iter(call.args[1:]), None))
-        made = last_name(inner.func) in ("grad", "value_and_grad", "filter_grad")
-        numbers = [part.value for part in ast.walk(axes or inner) if isinstance(part, ast.Constant)]
-        known = axes is None or (numbers.count(None) <= 1 and set(numbers) <= {0, None})
-        return frozenset({"differentiator"}) if made and known else None
-
     def _of_object(self, owners: list[ast.ClassDef], passed: list[Kinds]) -> Kinds:
         """Return the kinds of an object of a class of this file."""
         if any(self.is_model_class(owner) for owner in owners):
@@ -748,8 +688,6 @@ class ObjectKinds:
 
     def _of_method(self, call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
         name = last_name(call.func) or ""
-        if "differentiator" in base:
-            return NOTHING
         if name in NAMES["sizes"] and base & SECRETS:
             of_lot = base & {"lot", "rows", "loss", "value"} and (
                 not call.args or getattr(call.args[0], "value", None) == 0
@@ -787,8 +725,7 @@ class ObjectKinds:
             case "same" | "parts":
                 return taken
             case "each":
-                moves = last_name(call.func) == "pad" and self._pads_records(call)
-                return VALUE if "loss" in taken or moves else computed(*passed)
+                return VALUE if "loss" in taken else computed(*passed)
             case "along":
                 made = computed(*passed)
                 return made if not made & SECRETS else along_axis(call, made, 1)
@@ -804,39 +741,19 @@ class ObjectKinds:
                 return (taken & {"data", "lots"}) if taken & SECRETS else NOTHING
         return frozenset(use.gives.split())
 
-    def _pads_records(self, call: ast.Call) -> bool:
-        """Whether rows may move, as a pad of the first axis that cuts its end."""
-        widths = keywords_of(call).get("pad", next(iter(call.args[1:]), None))
-        made = self.script.value_of(widths) if isinstance(widths, ast.Name) else widths
-        parts = made.elts[2:] if isinstance(made, ast.Tuple | ast.List) else [made or call]
-        return any(isinstance(part, ast.USub) for item in parts for part in ast.walk(item))
-
     def _draws_again(self, call: ast.Call) -> bool:
         """Whether a part of the data is chosen by indices that may repeat."""
         if last_name(call.func) != "Subset" or len(call.args) < 2:
             return False
-        index = call.args[1]
-        made = self.script.value_of(index) if isinstance(index, ast.Name) else index
-        return made is None or any(map(self.may_repeat, ast.walk(made)))
-
-    def may_repeat(self, part: ast.AST) -> bool:
-        """Whether a part of an expression of indices may repeat some."""
-        match part:
-            case ast.Call(func=function, keywords=keywords):
-                whole = any(
-                    item.arg == "replace" and self.values.known_value(item.value) is False
-                    for item in keywords
-                )
-                return last_name(function) in NAMES["draws"] and not whole
-            case ast.BinOp(op=ast.Mult() | ast.Add(), left=left, right=right):
-                return any(
-                    isinstance(side, ast.List)
-                    or (isinstance(side, ast.Call) and last_name(side.func) == "list")
-                    for side in (left, right)
-                )
-            case ast.List(elts=items):
-                return len({ast.dump(item) for item in items}) < len(items)
-        return False
+        index: ast.expr | None = call.args[1]
+        for _ in range(5):
+            if isinstance(index, ast.Name):
+                index = self.script.value_of(index)
+            elif isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice):
+                index = index.value
+            elif isinstance(index, ast.Call) and last_name(index.func) in ("list", "tolist"):
+                index = next(iter(index.args), getattr(index.func, "value", None))
+        return not isinstance(index, ast.Call) or last_name(index.func) not in NAMES["distinct"]
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:
         taken = frozenset().union(*passed)

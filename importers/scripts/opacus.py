@@ -1,7 +1,7 @@
 """Read scripts that use Opacus: its loader, its rounded rates, its calibrated noise.
 
 ``make_private`` replaces the data loader by one that samples with q = 1/⌈N/B⌉, and
-``make_private_with_epsilon`` calibrates its own noise, like ``get_noise_multiplier``.
+``make_private_with_epsilon`` calibrates its own noise.
 Known faults of Opacus 1.6:
 
 * It divides by ⌊qN⌋, which differs between data sets that differ by a record; under add_remove
@@ -22,7 +22,6 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import (
     NoiseCalibration,
     PartialPlan,
-    is_number,
     malformed_plan,
 )
 from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
@@ -36,10 +35,11 @@ from affidavit.importers.scripts.step_count import (
 )
 from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
 from affidavit.importers.scripts.use_table import SECRETS
-from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
+from affidavit.importers.scripts.values import Unreadable
 from affidavit.plan import MalformedPlan
 
 ARGUMENTS = frozenset(NAMES["opacus_arguments"])
+BY_CRITERION = "ghost clipping only clips the loss of the criterion that make_private returns"
 CLIPPING_MODES = ("flat", "per_layer", "adaptive")
 STATE_NOISE_REMEDY = (
     '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
@@ -55,12 +55,7 @@ class OpacusPlanReader(ScriptPlanReader):
         super().__init__(library, script, call, stated)
         statement = script.parents[call]
         self.values.private_statement = statement if isinstance(statement, ast.Assign) else None
-        self.values.readers += (read_noise_calibration,)
-        self.values.known_length = self._length_of
-        self.sizes: tuple[int, int] | None = None
-        """Records and lots an epoch, once all is stated."""
-        own = last_name(call.func) == "make_private_with_epsilon"
-        self.calibrates = own or self._calibration() is not None
+        self.calibrates = last_name(call.func) == "make_private_with_epsilon"
         self.drop_last: bool | None = self.stated.get("drop_last")
 
     def partial(self) -> PartialPlan:
@@ -73,10 +68,6 @@ class OpacusPlanReader(ScriptPlanReader):
             self.broken.append(FAULTS["private_divisor"])
         if self._makes_several_engines():
             self.broken.append(FAULTS["accountant_reset"])
-        set_alone = self.script.stored_attributes.get("max_grad_norm", ())
-        moved = any(getattr(item.value, "id", "") != "self" for item in set_alone)
-        if self._is_ghost() and (moved or not self._uses_its_criterion()):
-            self.broken.append(FAULTS["unclipped_loss"])
         if self._may_be_skipped():
             self.broken.append(FAULTS["private_call_skipped"])
         self.values.other_steps = frozenset(
@@ -90,30 +81,9 @@ class OpacusPlanReader(ScriptPlanReader):
     def find_faults(self, lot: Any) -> None:
         """Add also the faults in how the script uses the private objects."""
         super().find_faults(lot)
-        targets = getattr(self.values.private_statement, "targets", [None])[0]
-        if isinstance(targets, ast.Tuple) and len(targets.elts) in (3, 4) and self._trains():
-            if self.is_unused(targets.elts[1]):
-                self.broken.append(FAULTS["other_optimizer"])
-            draws = NAMES["poisson_data_modules"]
-            drawn = any(last_name(node) in draws for node in self.script.nodes)
-            if self.is_unused(targets.elts[-1]) and not drawn and self.is_poisson is not False:
-                self.broken.append(FAULTS["other_loader"])
-        if self._runs_on_several_devices():
-            self.broken.append(FAULTS["noise_of_a_device"])
         reduced = self.values.known_value(self.arguments.get("loss_reduction")) or "mean"
         if ({"mean", "sum"} - {reduced}) & set(self._reductions()):
             self.broken.append(FAULTS["other_reduction"])
-
-    def _trains(self) -> bool:
-        """Whether a loop or a trainer of this file steps."""
-        around = self.script.ancestors(self.call)
-        names = [getattr(outer, "name", None) for outer in around]
-        called = [last_name(call.func) or "" for call in self.script.calls]
-        return (
-            bool(optimizer_steps(self.values))
-            or "configure_optimizers" in names
-            or any(name == "fit" or "Trainer" in name for name in called)
-        )
 
     def _reductions(self) -> Iterator[str]:
         """Yield how losses are reduced, where the text shows it: ``sum`` or ``mean``."""
@@ -124,14 +94,6 @@ class OpacusPlanReader(ScriptPlanReader):
                 yield stated
             elif base is not None and not call.args and "loss" in self.kinds.kinds(base):
                 yield last_name(call.func) or ""
-
-    def quantity(self, name: str) -> Any:
-        """Return a quantity of the private call, its calibration, or a related call."""
-        target = (self._calibration() or {}).get(name) if name.startswith("target_") else None
-        if not is_number(target):
-            return super().quantity(name)
-        self.lines.append((PLAN_POINTERS[name], self.call.lineno))
-        return target
 
     # ---- the parts of a plan ------------------------------------------------------------
 
@@ -145,14 +107,6 @@ class OpacusPlanReader(ScriptPlanReader):
     def scheme(self) -> str | None:
         """Return ``poisson``, or the loader's scheme if Poisson sampling is turned off."""
         node = self.arguments.get("poisson_sampling")
-        match node:
-            case ast.Call(func=ast.Name(id="isinstance"), args=[_, kind]) if (
-                last_name(kind) == "DPDataLoader"
-            ):
-                if self._has_plain_data():
-                    node = ast.Constant(False)
-                elif self.script.calls_to("DPLightningDataModule"):
-                    node = None  # it draws Poisson lots before
         own = (
             None if node is None else self.read(node, "/sampling/scheme", "poisson_sampling", bool)
         )
@@ -265,42 +219,6 @@ class OpacusPlanReader(ScriptPlanReader):
 
     # ---- the calibration ---------------------------------------------------------------
 
-    def _calibration(self) -> dict[str, Any] | None:
-        """Return the arguments of the ``get_noise_multiplier`` that computes the noise."""
-        node = self.arguments.get("noise_multiplier")
-        value = None if node is None else self.values.try_evaluate(node)
-        if isinstance(value, Record) and value.kind == "calibration":
-            return value.fields
-        return None
-
-    def _length_of(self, node: ast.expr) -> int | None:
-        """Return the length of the private loader or of its data, once both are known."""
-        if self.sizes is None:
-            return None
-        records, lots = self.sizes
-        if isinstance(node, ast.Attribute) and node.attr == "dataset":
-            return records if self._is_loader(node.value) else None
-        if self._is_loader(node):
-            return lots
-        loader = self._loader()
-        data = self.values.origin_of(loader.args[0]) if loader is not None and loader.args else None
-        return records if data is not None and self.values.origin_of(node) is data else None
-
-    def _is_loader(self, node: ast.expr) -> bool:
-        """Whether a name is the loader that the private call takes."""
-        loader = self.arguments.get("data_loader")
-        if not (isinstance(node, ast.Name) and isinstance(loader, ast.Name)):
-            return False
-        named, own = (
-            [
-                b
-                for b in self.script.bindings_of(name)
-                if not self.values.is_set_by_private_call(b.node)
-            ]
-            for name in (node, loader)
-        )
-        return node.id == loader.id and len(own) == 1 and named == own
-
     # ---- the loader ----------------------------------------------------------------------
 
     def _loader(self) -> ast.Call | None:
@@ -311,18 +229,6 @@ class OpacusPlanReader(ScriptPlanReader):
             return None if any(item.arg is None for item in loader.keywords) else loader
         self.unread.setdefault("/sampling/lot_size", "the script does not show the data_loader.")
         return None
-
-    def _has_plain_data(self) -> bool:
-        """Whether Lightning's CLI uses data whose loader draws no Poisson lots."""
-        draws = self.script.calls_to("DPLightningDataModule", "from_data_loader")
-        scopes = {self.script.scope_of(call) for call in draws}
-        return any(
-            (cli.args[1:] or "datamodule_class" in keywords_of(cli))
-            and scope not in scopes
-            and (scope is self.script.tree or self.script.references_to(scope))
-            for cli in self.script.calls_to("LightningCLI")
-            for scope in [self.script.scope_of(cli)]
-        )
 
     def _shuffles(self) -> bool:
         loader = self._loader()
@@ -360,16 +266,6 @@ class OpacusPlanReader(ScriptPlanReader):
         leaves = isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit", "quit")
         return leaves or isinstance(statement, ast.Raise)
 
-    def _runs_on_several_devices(self) -> bool:
-        """Whether Lightning's trainer may use several devices."""
-        trainers = (keywords_of(call) for call in self.script.calls_to("Trainer"))
-        counts = (item[key] for item in trainers for key in ("devices", "num_nodes", "gpus")
-                  if key in item)  # fmt: skip
-        known = map(self.values.known_value, counts)
-        single = (0, 1, "1", "auto")
-        return any(value not in single and len(value if isinstance(value, list) else "ab") != 1
-                   for value in known)  # fmt: skip
-
     def _is_ghost(self) -> bool:
         """Whether gradients may be clipped by a second backward pass."""
         node = self.arguments.get("grad_sample_mode")
@@ -380,53 +276,26 @@ class OpacusPlanReader(ScriptPlanReader):
         targets = getattr(self.values.private_statement, "targets", ())
         return not any(isinstance(item, ast.Tuple) and len(item.elts) == 3 for item in targets)
 
-    def _uses_its_criterion(self) -> bool:
-        """Whether every ``backward()`` uses the loss of the returned criterion."""
-        losses = [loss for _, loss in self.script.method_calls("backward")]
-        for loss in losses:
+    def questions(self) -> Iterator[tuple[ast.AST, str]]:
+        """Yield also losses that ghost clipping may not clip."""
+        yield from super().questions()
+        if find_import(self.script, LIGHTNING) is not None:
+            runs = self.script.calls_to("fit", "LightningCLI")
+            yield from ((call, "the loop of Lightning's trainer is not read") for call in runs)
+        for call, loss in self.script.method_calls("backward") if self._is_ghost() else ():
             made = self.script.value_of(loss) if isinstance(loss, ast.Name) else loss
-            if not isinstance(made, ast.Call) or not self._is_returned(made.func):
-                return False
-        return bool(losses)
-
-    def _is_returned(self, node: ast.expr, depth: int = 0) -> bool:
-        """Whether a name can only be the third of the four objects that are returned."""
-        made = self.script.bindings_of(node) if isinstance(node, ast.Name) else []
-        if len(made) == 1 and isinstance(node, ast.Name) and isinstance(made[0].node, ast.arg):
-            passed = self.values.known_arguments(node, made[0].node)
-            return depth < 5 and bool(passed) and all(
-                self._is_returned(item, depth + 1) for item in passed
-            )  # fmt: skip
-        own = [item.node for item in made if self.values.is_set_by_private_call(item.node)]
-        tuples = [self.script.parents[item] for item in own]
-        return bool(own) and all(
-            isinstance(outer, ast.Tuple) and len(outer.elts) == 4 and outer.elts[2] in own
-            for outer in tuples
-        ) and all(
-            item.node in own or getattr(item.node, "lineno", 0) < self.call.lineno for item in made
-        )  # fmt: skip
+            function = getattr(made, "func", None)
+            bound = self.script.bindings_of(function) if isinstance(function, ast.Name) else []
+            own = [item for item in bound if self.values.is_set_by_private_call(item.node)]
+            after = [item for item in bound if getattr(item.node, "lineno", 0) > self.call.lineno]
+            if not own or not set(after) <= set(own):
+                passed = any(isinstance(item.node, ast.arg) for item in bound)
+                yield call, BY_CRITERION if passed else "unclipped_loss"
 
     def _makes_several_engines(self) -> bool:
         engines = self.script.calls_to("PrivacyEngine")
-        stored = self.script.stored_attributes
-        changed = [*stored.get("history", ()), *stored.get("accountant", ())]
-        if len(engines) > 1 or any(_mentions_engine(node.value) for node in changed):
-            return True
-        emptied = self.script.method_calls("clear", "pop", "remove")
-        if any(getattr(item, "attr", None) == "history" for _, item in emptied):
-            return True
-        federated = find_import(self.script, ("flwr", "flower"))
-        return any(
-            self._is_repeated(engine) or (federated and not self._is_made_once(engine))
-            for engine in engines
-        )
-
-    def _is_made_once(self, engine: ast.Call) -> bool:
-        """Whether the script makes an engine exactly once."""
-        try:
-            return passes_around(self.values, engine).count == 1
-        except Unreadable:
-            return False
+        federated = find_import(self.script, ("flwr", "flower")) is not None
+        return len(engines) > 1 or any(federated or self._is_repeated(item) for item in engines)
 
     def _is_repeated(self, node: ast.AST) -> bool:
         """Whether a loop, or a second call of its function, may run a node again."""
@@ -454,7 +323,6 @@ class OpacusPlanReader(ScriptPlanReader):
             # Where nothing says whether the last lot is dropped, the higher rate and more steps.
             lots = size // lot if self.drop_last is True else -(-size // lot)
             fewest = lots if self.drop_last is False else size // lot
-            self.sizes = size, lots
             self._settle_target(plan)
         if self.calibrates:
             self._calibrate(plan, lots, calibrate)
@@ -502,10 +370,7 @@ class OpacusPlanReader(ScriptPlanReader):
         self, plan: dict[str, Any], lots: int | None, calibrate: NoiseCalibration | None
     ) -> float:
         """Return the noise that Opacus' own function calibrates."""
-        calibration = self._calibration()
-        arguments = (
-            self._of_epsilon(plan, lots) if calibration is None else self._of_function(calibration)
-        )
+        arguments = self._of_epsilon(plan, lots)
         try:
             if calibrate is None:
                 raise ImportError
@@ -538,11 +403,11 @@ class OpacusPlanReader(ScriptPlanReader):
             ]
             unread_reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for reason in why))
             remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
-            raise self._unsettled(
-                "make_private_with_epsilon",
-                (f"{', '.join(unknown)} cannot be read" if unknown else "")
-                + (f" ({unread_reasons})" if unread_reasons else ""),
-                (remedy if lacking and epochs is not None else "") + STATE_NOISE_REMEDY,
+            raise self.refusal(
+                "the noise that make_private_with_epsilon calibrates cannot be read from the script"
+                + (f": {', '.join(unknown)} cannot be read" if unknown else "")
+                + (f" ({unread_reasons})." if unread_reasons else "."),
+                f"Add {remedy if lacking and epochs is not None else ''}{STATE_NOISE_REMEDY}",
             )
         rate = 1 / lots
         return {
@@ -551,43 +416,6 @@ class OpacusPlanReader(ScriptPlanReader):
             "sampling_probability": rate,
             "steps": int(epochs / rate),
             "mechanism": self._accountant(),
-        }
-
-    def _unsettled(self, function: str, why: str, remedy: str) -> MalformedPlan:
-        message = f"the noise that {function} calibrates cannot be read from the script"
-        message += f": {why}." if why else "."
-        return self.refusal(message, f"Add {remedy}")
-
-    def _of_function(self, calibration: dict[str, Any]) -> dict[str, Any]:
-        """Return the calibration arguments of ``get_noise_multiplier``."""
-        length = "steps" if "steps" in calibration else "epochs"
-        needed = ("target_epsilon", "target_delta", "sample_rate", length)
-        why = [
-            f"{name} ({source_text(value.node)}): {value.why}"
-            for name, value in calibration.items()
-            if isinstance(value, Unreadable)
-        ]
-        why += [
-            f"{name} is not a number"
-            for name in needed
-            if not isinstance(calibration.get(name), Unreadable)
-            and not is_number(calibration.get(name))
-        ]
-        why += [
-            f"{name} cannot be read" for name in calibration if name not in (*needed, "accountant")
-        ]
-        if why:
-            sizes = "" if self.sizes else '"# affidavit: dataset_size=... lot_size=...", or '
-            raise self._unsettled(
-                "get_noise_multiplier", "; ".join(why), sizes + STATE_NOISE_REMEDY
-            )
-        rate, count = calibration["sample_rate"], calibration[length]
-        return {
-            "epsilon": calibration["target_epsilon"],
-            "delta": calibration["target_delta"],
-            "sampling_probability": rate,
-            "steps": int(count if length == "steps" else count / rate),
-            "mechanism": calibration.get("accountant", "rdp"),
         }
 
     def _accountant(self) -> str:
@@ -600,25 +428,3 @@ class OpacusPlanReader(ScriptPlanReader):
             "the accountant of its PrivacyEngine cannot be read from the script.",
             f"Add {STATE_NOISE_REMEDY}",
         )
-
-
-def read_noise_calibration(values: Evaluator, call: ast.Call) -> Record | None:
-    """Read Opacus' ``get_noise_multiplier(...)`` as a record of its arguments.
-
-    Raises ``Unreadable``.
-    """
-    function = call.func
-    bound = values.script.bindings_of(function) if isinstance(function, ast.Name) else []
-    names = {last_name(function), *(getattr(item.node, "name", None) for item in bound)}
-    if "get_noise_multiplier" not in names or not values.script.comes_from(function, ("opacus",)):
-        return None
-    if call.args or any(item.arg is None for item in call.keywords):
-        raise Unreadable(call, "it has arguments without a name")
-    return Record(
-        "calibration", {name: values.try_evaluate(node) for name, node in keywords_of(call).items()}
-    )
-
-
-def _mentions_engine(node: ast.expr) -> bool:
-    text = ast.unparse(node).lower()
-    return "engine" in text or "accountant" in text

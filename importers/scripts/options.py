@@ -1,9 +1,9 @@
 """Read where scripts take their settings from.
 
-Defaults of ``argparse``, absl flags and click options; fields of dataclasses and plain classes;
-``SimpleNamespace``; ``HfArgumentParser``; ``os.environ`` with a default; sizes of well-known data
-sets. ``settings_files`` reads files beside the script. A default is what runs unless something
-overrides it; the report says that it was read.
+Defaults of ``argparse`` and absl flags; fields of dataclasses and plain classes;
+``SimpleNamespace``; ``os.environ`` with a default; sizes of well-known data sets.
+``settings_files`` reads files beside the script. A default is what runs unless something overrides
+it; the report says that it was read.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import option_name
 from affidavit.importers.scripts.modules import module_of, read_local_import
 from affidavit.importers.scripts.settings_files import (
-    read_hydra_config,
     read_settings_file,
-    without_launch_overrides,
 )
-from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
+from affidavit.importers.scripts.syntax import Script, keywords_of, last_name
 from affidavit.importers.scripts.values import (
     Evaluator,
     Record,
     Unreadable,
-    default_of,
     source_text,
 )
 
@@ -146,18 +143,17 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
     if {keyword.arg for keyword in parsers[0].keywords} - SAFE_PARSER_ARGUMENTS or parsers[0].args:
         raise Unreadable(parsers[0], "the parser's arguments may change defaults")
     for node in script.nodes:
+        outer = script.parents.get(node)
         match node:
-            case ast.Attribute(attr="set_defaults"):
-                raise Unreadable(node, "defaults are set while the script runs")
-            case ast.Attribute(attr="default" | "dest", ctx=ast.Store()):
-                raise Unreadable(node, "an option is changed while the script runs")
+            case (
+                ast.Attribute(attr="set_defaults")
+                | ast.Attribute(attr="default" | "dest" | "argv", ctx=ast.Store())
+                | ast.alias(name="argv")
+            ):
+                raise Unreadable(node, "an option may be changed while the script runs")
             case ast.Attribute(attr="argv") if not isinstance(
-                script.parents[node], ast.Subscript | ast.Call
-            ) or not isinstance(node.ctx, ast.Load):
-                raise Unreadable(node, "sys.argv is changed while the script runs")
-            case ast.alias(name="argv"):
-                raise Unreadable(node, "sys.argv may be changed while the script runs")
-            case ast.Subscript(value=ast.Attribute(attr="argv"), ctx=ast.Store() | ast.Del()):
+                outer, ast.Subscript | ast.Call
+            ) or not isinstance(getattr(outer, "ctx", ast.Load()), ast.Load):
                 raise Unreadable(node, "sys.argv is changed while the script runs")
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     if isinstance(receiver, ast.Name):
@@ -242,47 +238,6 @@ def read_absl_flag(values: Evaluator, call: ast.Call) -> Any:
     return Record("flag", {"value": values.use_default(name, values.try_evaluate(call.args[1]))})
 
 
-def read_typer_option(values: Evaluator, call: ast.Call) -> Any:
-    """Read typer's ``Option(default)``.
-
-    Raises ``Unreadable``.
-    """
-    if last_name(call.func) not in ("Option", "Argument") or not values.script.comes_from(
-        call.func, ("typer",)
-    ):
-        return None
-    node = next(iter(call.args), None) or keywords_of(call).get("default")
-    value = ... if node is None else values.evaluate(node)
-    if value is ... or isinstance(value, str):
-        raise Unreadable(call, "it must be given on the command line")
-    return value
-
-
-def read_decorated_option(values: Evaluator, call: ast.Call) -> Any:
-    """Read the default of a click, typer or Hydra parameter."""
-    if not call.args or not isinstance(call.args[0], ast.FunctionDef | ast.ClassDef):
-        return None
-    function, name = call.args[0], last_name(call.func) or ""
-    for decorator in function.decorator_list:
-        if (
-            isinstance(decorator, ast.Call)
-            and last_name(decorator.func) == "option"
-            and option_destination(decorator) == name
-        ):
-            default = keywords_of(decorator).get("default")
-            return (
-                None if default is None else values.use_default(name, values.try_evaluate(default))
-            )
-        if last_name(getattr(decorator, "func", decorator)) == "command" and find_import(
-            values.script, ("typer",)
-        ):
-            default = default_of(function, name)
-            return (
-                None if default is None else values.use_default(name, values.try_evaluate(default))
-            )
-    return read_hydra_config(values, function)
-
-
 def read_instance(values: Evaluator, call: ast.Call) -> Any:
     """Read an instance of a class of this file, or of a well-known class.
 
@@ -293,9 +248,6 @@ def read_instance(values: Evaluator, call: ast.Call) -> Any:
         if name not in NAMESPACE_CLASSES or call.args:
             return None
         return Record("class", NAMESPACE_CLASSES[name] | _keyword_values(values, call))
-    init = next((item for item in node.body if getattr(item, "name", "") == "__init__"), None)
-    if isinstance(init, ast.FunctionDef):
-        return _constructor_attributes(values, call, node, init)
     fields, order = _class_fields(values, node), _field_order(values.script, node)
     if any(isinstance(item, ast.Starred) for item in call.args) or len(call.args) > len(order):
         raise Unreadable(call, "it has arguments without a name")
@@ -325,38 +277,6 @@ def _field_order(script: Script, node: ast.ClassDef) -> list[str]:
     ]
     own = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
     return list(dict.fromkeys([*names, *(last_name(target) or "" for target in own)]))
-
-
-def _constructor_attributes(
-    values: Evaluator, call: ast.Call, node: ast.ClassDef, init: ast.FunctionDef
-) -> Record:
-    """Return the attributes that a constructor sets unconditionally."""
-    script = values.script
-    methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-    if (
-        node.decorator_list
-        or methods & SPECIAL_METHODS - {"__init__"}
-        or any(last_name(base) != "object" for base in node.bases)
-        or script.dynamic is not None
-    ):
-        raise Unreadable(node, f"{node.name} is not a plain class or dataclass")
-    fields: dict[str, Any] = {}
-    stores = set()
-    for item in init.body:
-        match item:
-            case (
-                ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name) as store])
-                | ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name) as store)
-            ) if item.value is not None:
-                stores.add(store)
-                if script.stored_attributes[name] != [store]:
-                    fields[name] = Unreadable(store, f"an attribute {name} is set elsewhere too")
-                    continue
-                try:
-                    fields[name] = values.evaluate_in_call(init, call, item.value)
-                except Unreadable as reason:
-                    fields[name] = reason
-    return Record("class", fields, frozenset(stores))
 
 
 def _class_named(script: Script, function: ast.expr) -> ast.ClassDef | None:
@@ -412,23 +332,6 @@ def _default_of(values: Evaluator, name: str, value: ast.expr, fields: dict[str,
     return values.try_evaluate(value)
 
 
-def read_hf_arguments(values: Evaluator, call: ast.Call) -> Any:
-    """Read ``HfArgumentParser((A, B)).parse_args_into_dataclasses()``: the defaults of each.
-
-    Raises ``Unreadable``.
-    """
-    if last_name(call.func) != "parse_args_into_dataclasses" or call.args or call.keywords:
-        return None
-    parsers = values.script.calls_to("HfArgumentParser")
-    if len(parsers) != 1 or len(parsers[0].args) != 1:
-        raise Unreadable(call, "the script has several parsers")
-    listed = parsers[0].args[0]
-    items = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
-    made = [values.try_evaluate(ast.Call(func=item, args=[], keywords=[])) for item in items]
-    return [without_launch_overrides(values, item, item.kind) if isinstance(item, Record) else item
-            for item in made]  # fmt: skip
-
-
 def read_environment(values: Evaluator, call: ast.Call) -> Any:
     """Read ``os.environ.get(name, default)`` and ``os.getenv``: the default.
 
@@ -455,7 +358,7 @@ def _sets_environment(node: ast.AST) -> bool:
 
 
 def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
-    """Read ``len(x)`` of a torchvision training set, or of data with a known length.
+    """Read ``len(x)`` of a torchvision training set.
 
     Raises ``Unreadable``.
     """
@@ -463,8 +366,7 @@ def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
         case ast.Call(func=ast.Name(id="len"), args=[node]) if not values.script.resolve(
             "len", values.script.tree
         )[1]:
-            own = values.known_length(node) if values.known_length is not None else None
-            return _record_count(values, call, node) if own is None else own
+            return _record_count(values, call, node)
     return None
 
 
@@ -474,15 +376,6 @@ def _record_count(values: Evaluator, call: ast.Call, node: ast.expr) -> int:
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
             node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
     made = values.origin_of(node)
-    name = last_name(made.func) if isinstance(made, ast.Call) else None
-    match made:
-        case ast.Call(args=[first, *_]) if name == "TensorDataset":
-            return _record_count(values, call, first)
-        case ast.Call(args=[ast.Tuple(elts=[rows, *_]), *_] | [rows, *_]) if (
-            name in NAMES["random_arrays"]
-        ):
-            if isinstance(size := values.evaluate(rows), int):
-                return size
     if made is None:
         raise Unreadable(node, f"the length of {source_text(node)} is unknown")
     if not isinstance(made, ast.Call) or not values.script.comes_from(made.func, VISION_PACKAGES):
@@ -500,9 +393,6 @@ READERS = (
     read_argparse,
     read_absl_flags,
     read_absl_flag,
-    read_typer_option,
-    read_decorated_option,
-    read_hf_arguments,
     read_environment,
     read_settings_file,
     read_dataset_length,

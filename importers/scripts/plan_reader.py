@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import combinations
@@ -19,14 +18,12 @@ from affidavit.importers.libraries import FAULTS, NOT_SHUFFLED, Library, satisfi
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import (
     BrokenObligation,
-    ForeignLine,
     MinimumLength,
     NoiseCalibration,
     OpenUse,
     PartialPlan,
     SourceSpan,
     is_number,
-    line_in_script,
     malformed_plan,
 )
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
@@ -50,7 +47,6 @@ from affidavit.importers.scripts.step_count import (
     count_passes,
     enclosing_loops,
     find_resumed_run,
-    is_whole_pass,
     minimum_passes,
     optimizer_steps,
     passes_around,
@@ -80,8 +76,7 @@ LIGHTNING = ("lightning", "pytorch_lightning")
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
 )
-OTHER_METRIC = re.compile("val|eval|test")
-"""Parts of the names of metrics on other records than those that are trained on."""
+BY_METRIC = "it may stop, or choose a model or rate, by a metric of the records"
 
 
 class ScriptPlanReader(Quantities):
@@ -121,12 +116,8 @@ class ScriptPlanReader(Quantities):
             kind=self.kind,
             data=data,
             assumed=tuple(self.notes),
-            lines=tuple((pointer, line_in_script(line)) for pointer, line in self.lines),
-            literals=tuple(
-                (pointer, _span(node))
-                for pointer, node in self.read_literals.items()
-                if not isinstance(node.lineno, ForeignLine)
-            ),
+            lines=tuple(self.lines),
+            literals=tuple((pointer, _span(node)) for pointer, node in self.read_literals.items()),
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
             broken=tuple(self.broken),
             open_uses=self.open_uses,
@@ -145,16 +136,16 @@ class ScriptPlanReader(Quantities):
         """The kinds of private objects that expressions of the script may be."""
         loader = self.arguments.get("data_loader")
         sources = RecordSources(self.values)
-        for source in self.lots_drawn_from + self._indexed() if loader is None else [loader]:
+        for source in [*self.lots_drawn_from, *self._indexed()] if loader is None else [loader]:
             sources.add(source)
         kinds = ObjectKinds(self.values, self.library, self.call, sources)
         kinds.spread()
         return kinds
 
     def _indexed(self) -> list[ast.expr]:
-        """Return the arrays that a loop of updates takes its lots from, by an index."""
-        loops = [loop for step in self.values.updates for loop in self.script.ancestors(step)
-                 if isinstance(loop, ast.For)]  # fmt: skip
+        """Return the arrays that a loop of steps takes its lots from, by an index."""
+        loops = [loop for step in optimizer_steps(self.values)
+                 for loop in enclosing_loops(self.values, step)]  # fmt: skip
         return [
             node.value
             for loop in loops
@@ -164,7 +155,10 @@ class ScriptPlanReader(Quantities):
             and isinstance(node.value, ast.Name)
             and not isinstance(node.slice, ast.Constant)
             and self.values.known_value(node.value) is None
-            and loop not in self.script.ancestors(self.script.bindings_of(node.value)[0].node)
+            and all(
+                set(loops).isdisjoint(self.script.ancestors(item.node))
+                for item in self.script.bindings_of(node.value)
+            )
         ]
 
     # ---- the parts of a plan ------------------------------------------------------------
@@ -204,32 +198,14 @@ class ScriptPlanReader(Quantities):
         rate = self.quantity("expected_rate") if rate is None else rate
         rate = self.resolve("probability", rate)
         if rate is not None and sampling.get("scheme") in (None, *NOT_SHUFFLED):
-            self._require_drawn(rate)
             return sampling | {"probability": rate}
         if (why := self.unread.get(PLAN_POINTERS["probability"])) is not None:
             self.unread.setdefault(PLAN_POINTERS["lot_size"], why)
         lot = self.resolve("lot_size", self.lot_size())
         return sampling if lot is None else sampling | {"lot_size": lot}
 
-    def _require_drawn(self, rate: float) -> None:
-        """Refuse lots that the script draws itself with another probability.
-
-        Raises ``MalformedPlan``.
-        """
-        for _, drawn in self._manual_draws():
-            own = (
-                self.values.known_value(drawn.comparators[0])
-                if isinstance(drawn, ast.Compare)
-                else 0
-            )
-            if own not in (None, rate):
-                message = f"{source_text(drawn)} draws the lots, and the probability is {rate}."
-                raise self.refusal(message, "Draw each record with it.", drawn.lineno)
-
     def scheme(self) -> str | None:
         """Return the sampling scheme of the library, or of the script's own loader or draws."""
-        if any(isinstance(drawn, ast.Call) for _, drawn in self._manual_draws()):
-            return "fixed_size"
         if self.library.poisson is not None:
             name, default = self.library.poisson
             node = self.arguments.get(name)
@@ -329,21 +305,19 @@ class ScriptPlanReader(Quantities):
             places += fits if len(owners) == 1 else []  # else other models are trained
         else:
             places += [(item, None) for item in self._steps_together()]
-        if not places:
+        counts = [minimum_passes(self.values, place, own or 0) for place, own in places]
+        count = sum(item[0] for item in counts)
+        if not count:
             return None
-        counts = [minimum_passes(self.values, place, own) for place, own in places]
-        if not counts or any(count is None for count, _ in counts):
-            return None
-        count = sum(count or 0 for count, _ in counts)
-        repeats = next((node for _, node in counts if node is not None), None)
-        place = places[0][0]
-        whole = math.floor(count) if is_whole_pass(self.values, place) else 0
+        repeats = next((item[1] for item in counts if item[1] is not None), None)
+        whole = math.floor(count) if all(item[2] for item in counts) else 0
         if repeats is None:
-            why = f"the script makes at least {count:g}"
-            return MinimumLength(count, place.lineno, why, whole)
+            return MinimumLength(
+                count, places[0][0].lineno, f"the script makes at least {count:g}", whole
+            )
         return MinimumLength(
             math.nextafter(count, math.inf),
-            getattr(repeats, "lineno", place.lineno),
+            getattr(repeats, "lineno", places[0][0].lineno),
             f"what this line repeats makes {count:g} each time. Count those of all times; where "
             "each time has records of its own, give steps instead",
             whole,
@@ -377,7 +351,7 @@ class ScriptPlanReader(Quantities):
                 self._add_fault(key, find_fault(self.values))
         if self.library.trains:
             self.open_uses, known = find_uses(
-                self.kinds, self.call, draws_lots=self.is_poisson is not False
+                self.kinds, self.call, self.questions(), draws_lots=self.is_poisson is not False
             )
             for node, key in known:
                 if self.is_poisson is not False or FAULTS[key].schemes is None:
@@ -386,11 +360,6 @@ class ScriptPlanReader(Quantities):
         if isinstance(chain, ast.Call) and last_name(chain.func) == "chain":
             after = chain.args[0] is not self.call  # what stands before it gets the whole lot
             self._add_fault("joined_records", chain if after else None)
-        self._add_fault("data_dependent_stop", self._choice_by_records())
-        statement = self.script.parents[self.call]
-        unused = isinstance(statement, ast.Assign) and self.is_unused(statement.targets[0])
-        if unused or self._is_attached_elsewhere():
-            self.broken.append(FAULTS["other_optimizer"])
         for rule in self.library.rules:
             satisfied = [
                 satisfies_requirement(value, requirement, lot)
@@ -400,25 +369,46 @@ class ScriptPlanReader(Quantities):
             if not all(satisfied):
                 self.broken.append(rule.broken)
 
+    def questions(self) -> Iterator[tuple[ast.AST, str]]:
+        """Yield what else of the script is not understood, with the reason."""
+        targets = getattr(self.script.parents[self.call], "targets", [None])
+        used = slice(1, 2 if self.is_poisson is False else None)
+        parts = targets[0].elts[used] if isinstance(targets[0], ast.Tuple) else targets
+        for name in (part for part in parts if isinstance(part, ast.Name)):
+            reads = self.script.reads_of(name.id)
+            if all(self.call in self.script.ancestors(read) for read in reads):
+                yield name, "nothing uses the private object"
+        again = [*self._fits()][1:] if self.uncounted_training is None else []
+        yield from ((fit, "it trains again, and those steps count too") for fit, _ in again)
+        for node in self.script.nodes:
+            match node:
+                case ast.Call(func=function):
+                    named = keywords_of(node)
+                    metric = named.get("monitor", named.get("save_best_only"))
+                    if last_name(function) in NAMES["choosers"]:
+                        metric = metric or next(iter(node.args), node)
+                    elif last_name(function) not in NAMES["choosers_by_metric"] or (
+                        self.values.known_value(named.get("save_best_only")) is False
+                    ):
+                        continue
+                case ast.keyword(arg="load_best_model_at_end", value=metric):
+                    pass
+                case ast.Dict(keys=keys, values=items):
+                    places = [getattr(key, "value", None) for key in keys]
+                    metric = items[places.index("monitor")] if "monitor" in places else None
+                case _:
+                    continue
+            value = self.values.known_value(metric)
+            if metric is not None and value is not False:
+                other = not isinstance(value, str) or value.startswith(("val", "eval", "test"))
+                yield node, BY_METRIC if other else "data_dependent_stop"
+
     def _add_fault(self, key: str, node: ast.AST | None) -> None:
         """Add a fault with the line of ``node``, unless it is there or ``node`` is None."""
         fault = FAULTS[key]
         if node is not None and all(fault.code != other.code for other in self.broken):
             message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
             self.broken.append(fault.model_copy(update={"message": message}))
-
-    def _is_attached_elsewhere(self) -> bool:
-        """Whether no step is of an optimiser that the engine is attached to."""
-        attached = {last_name(c.args[0]) for c, _ in self.script.method_calls("attach") if c.args}
-        owners = {last_name(getattr(s.func, "value", s)) for s in optimizer_steps(self.values)}
-        return bool(attached and owners) and attached.isdisjoint(owners)
-
-    def is_unused(self, name: ast.expr) -> bool:
-        """Whether nothing but the private call reads a name that it returns."""
-        return isinstance(name, ast.Name) and all(
-            self.call in (node, *self.script.ancestors(node))
-            for node in self.script.reads_of(name.id)
-        )
 
     @cached_property
     def lots_drawn_from(self) -> list[ast.expr]:
@@ -433,23 +423,7 @@ class ScriptPlanReader(Quantities):
             fits = ("x", "y") if last_name(call.func) == "fit" else ()
             named = (*fits, "train_dataset", "train_dataloaders")
             starts += [value for key, value in keywords_of(call).items() if key in named]
-        return starts + [rows for rows, _ in self._manual_draws()]
-
-    def _manual_draws(self) -> Iterator[tuple[ast.Subscript, ast.Call | ast.Compare]]:
-        """Yield the lots that a loop draws by a random index or mask, with the draw."""
-        loops = [loop for step in optimizer_steps(self.values)
-                 for loop in enclosing_loops(self.values, step)]  # fmt: skip
-        for node in dict.fromkeys(node for loop in loops for node in ast.walk(loop)):
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-                index = node.slice
-                made = self.script.value_of(index) if isinstance(index, ast.Name) else index
-                match made:
-                    case ast.Call(func=function) if last_name(function) in NAMES["draws"]:
-                        yield node, made
-                    case ast.Compare(left=ast.Call(func=function), ops=[ast.Lt() | ast.LtE()]) if (
-                        last_name(function) in NAMES["numbers"]
-                    ):
-                        yield node, made
+        return starts
 
     def _values_of(self, argument: str) -> Iterator[Any]:
         """Yield all values of an argument of the private call, or None if there is none."""
@@ -461,42 +435,6 @@ class ScriptPlanReader(Quantities):
         stated = next((self.stated[key] for key in keys if key in self.stated), None)
         for value in values:
             yield stated if isinstance(value, Unreadable) and stated is not None else value
-
-    def _choice_by_records(self) -> ast.AST | None:
-        """Find a callback that stops or chooses by a metric of the training records."""
-        validated = any(
-            name == "validation_split"
-            or (name.startswith(("validation", "val_d", "eval_dataset"))
-                and bool(self.kinds.kinds(value) & SECRETS))
-            for call in self.script.calls
-            for name, value in (*keywords_of(call).items(), *_validation_arguments(call))
-        )  # fmt: skip
-        for node in self.script.nodes:
-            match node:
-                case ast.keyword(arg="load_best_model_at_end", value=value):
-                    if validated and self.values.known_value(value) is not False:
-                        return node.value
-                case ast.Dict(keys=keys, values=items):
-                    named = zip(keys, items, strict=True)
-                    monitors = (v for k, v in named if getattr(k, "value", None) == "monitor")
-                    metric = self.values.known_value(next(monitors, None))
-                    if isinstance(metric, str) and not OTHER_METRIC.match(metric):
-                        return node
-        if by_loss := self.script.calls_to("TerminateOnNaN"):
-            return by_loss[0]
-        for call in self.script.calls_to(
-            "EarlyStopping", "EarlyStoppingCallback", "ReduceLROnPlateau", "ModelCheckpoint"
-        ):
-            keywords, saves = keywords_of(call), last_name(call.func) == "ModelCheckpoint"
-            best = self.values.known_value(keywords.get("save_best_only"))
-            first = None if saves or not call.args else call.args[0]
-            metric = self.values.known_value(keywords.get("monitor", first))
-            if metric is None and (first is None if not saves else best):
-                metric = "val_loss"
-            other = isinstance(metric, str) and OTHER_METRIC.match(metric) is not None
-            if isinstance(metric, str) and best is not False and (validated or not other):
-                return call
-        return None
 
     def add_notes(self) -> None:
         """Add the notes that depend on what was read."""
@@ -565,26 +503,20 @@ class ScriptPlanReader(Quantities):
 
         A ``DataLoader`` without a sampler of its own draws such lots, in any order.
         """
-        loaders = [keywords_of(call) for call in self.script.calls_to("DataLoader")
-                   if self.kinds.kinds(call) & SECRETS]  # fmt: skip
-        samplers = [self.values.origin_of(item["sampler"]) for item in loaders if "sampler" in item]
-        drawn = {last_name(getattr(node, "func", self.call)) for node in samplers}
-        shuffles = bool(loaders) and (
-            not samplers or not drawn.isdisjoint(NAMES["samplers_without_replacement"])
-        )
-        for node in self.script.nodes:
-            if (
-                last_name(node) in NAMES["poisson_samplers"]
-                or getattr(node, "arg", None) == "batch_sampler"
-            ):
-                return False
-            match node:
-                case ast.keyword(arg="shuffle", value=value):
-                    shuffles = shuffles or self.values.known_value(value) is True
-                case ast.Call(func=ast.Attribute(attr="shuffle", value=value)):
-                    # A tf.data.Dataset, not random.shuffle(list).
-                    shuffles = shuffles or last_name(value) not in ("random", "rng", "np")
-        return shuffles
+        if any(
+            last_name(node) in NAMES["poisson_samplers"]
+            or getattr(node, "arg", None) in ("batch_sampler", "sampler")
+            for node in self.script.nodes
+        ):
+            return False
+        # Of a tf.data.Dataset, not random.shuffle(list).
+        orders = (last_name(base) for _, base in self.script.method_calls("shuffle"))
+        return (
+            any(self.kinds.kinds(call) & SECRETS for call in self.script.calls_to("DataLoader"))
+            or any(self.values.known_value(item.value) is True for item in self.script.nodes
+                   if isinstance(item, ast.keyword) and item.arg == "shuffle")
+            or any(name not in ("random", "rng", "np") for name in orders)
+        )  # fmt: skip
 
     def resolve(self, key: str, own: Any) -> Any:
         """Return the script's value, or a directive's; raises ``MalformedPlan`` if they differ."""
@@ -596,12 +528,6 @@ class ScriptPlanReader(Quantities):
     def _set_field(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
-
-
-def _validation_arguments(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the positional validation data of ``fit(model, train, val)``."""
-    if last_name(call.func) == "fit":
-        yield from (("validation", item) for item in call.args[2:])
 
 
 def _describe_lines(calls: list[ast.Call]) -> str:

@@ -147,29 +147,21 @@ class RecordSources:
         return [item for call in calls for item in (*call.args[:1], *(
             value for key, value in keywords_of(call).items() if key in keys))]  # fmt: skip
 
-    def names_folder(self, node: ast.expr) -> bool:
+    def names_folder(self, node: ast.AST) -> bool:
         """Whether an expression is a path of the records, or of a file below."""
         match node:
-            case ast.Call(func=function, args=args) if last_name(function) in NAMES["paths"]:
-                own = [function.value] if isinstance(function, ast.Attribute) else []
-                return any(map(self.names_folder, [*own, *args]))
-            case ast.BinOp(left=left, right=right):
-                return self.names_folder(left) or self.names_folder(right)
-            case ast.JoinedStr(values=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts):
-                return any(map(self.names_folder, parts))
-            case ast.FormattedValue(value=value):
-                return self.names_folder(value)
+            case ast.Call(func=function) if last_name(function) not in NAMES["paths"]:
+                return False
             case ast.Constant(value=str(text)):
-                known = [getattr(item, "value", None) for item in self.folders]
-                return any(
-                    isinstance(item, str) and len(item) > 1
-                    and (text.rstrip("/") == item.rstrip("/")
-                         or text.startswith(item.rstrip("/") + "/"))
-                    for item in known
-                )  # fmt: skip
-            case ast.Name() | ast.Attribute():
-                return any(ast.dump(item) == ast.dump(node) for item in self.folders)
-        return False
+                known = [str(getattr(item, "value", "")).rstrip("/") for item in self.folders]
+                if any(cache in text for cache in NAMES["caches"]):
+                    return True
+                return any(len(item) > 1 and f"{text}/".startswith(f"{item}/") for item in known)
+            case ast.Name() | ast.Attribute() if any(
+                ast.dump(item) == ast.dump(node) for item in self.folders
+            ):
+                return True
+        return any(map(self.names_folder, ast.iter_child_nodes(node)))
 
     def reads(self, call: ast.Call) -> bool:
         """Whether a call reads the records: it is one of the sources, or not evidently another."""
@@ -193,16 +185,16 @@ class RecordSources:
 
 def _settings(call: ast.Call) -> dict[str, object]:
     """Return the constant arguments that choose among data sets."""
-    named: dict[str, object] = {}
-    for i, item in enumerate(call.args):
-        if isinstance(item, ast.Constant) and (i or not _takes_root(call)):
-            named[str(i)] = item.value
-    for key, value in keywords_of(call).items():
-        if isinstance(value, ast.Constant) and key not in ("download", "root", "transform"):
-            named[key] = value.value
-    if _takes_root(call):
-        named.setdefault("train", named.pop("1", True))
-    return named
+    first = _takes_root(call)
+    named = {str(i): item for i, item in enumerate(call.args) if i >= first} | keywords_of(call)
+    made: dict[str, object] = {
+        key: item.value
+        for key, item in named.items()
+        if isinstance(item, ast.Constant) and key not in ("download", "root", "transform")
+    }
+    if first:
+        made.setdefault("train", made.pop("1", True))
+    return made
 
 
 def _takes_path(call: ast.Call) -> bool:

@@ -6,6 +6,7 @@ A value of one lot stays so along axes that are surely not that of the records.
 from __future__ import annotations
 
 import ast
+import re
 
 from affidavit.importers.scripts.syntax import keywords_of, last_name
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, find_method
@@ -14,6 +15,8 @@ Kinds = frozenset[str]
 NOTHING: Kinds = frozenset()
 UNDEFINED: Kinds = frozenset({"undefined"})
 """A name that nothing binds: an error when it runs, or what a part of a script leaves out."""
+SHAPE_OF_ROW = re.compile(r"[(\[]?(?:[\d, ]+|self\.(?!shape)\w+|\w+\.shape\[-1\]),?[)\]]?")
+"""A shape that is written out, or leaves out the number of records."""
 VALUE: Kinds = frozenset({"value"})
 
 
@@ -80,7 +83,12 @@ def method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
         case "unsqueeze":
             keeps = is_later_axis(first)
         case "view" | "reshape":
-            keeps = isinstance(first, ast.UnaryOp) or _is_size(first)
+            size = "" if first is None else ast.unparse(first)
+            keeps = (
+                isinstance(first, ast.Name)
+                or size == "-1"
+                or (size.startswith("len(") or size.endswith(("shape[0]", "size(0)")))
+            )
         case "permute":
             keeps = getattr(first, "value", None) == 0
         case _:
@@ -88,24 +96,13 @@ def method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
     return made if keeps else VALUE
 
 
-def _is_size(node: ast.expr | None) -> bool:
-    """Whether an expression is the number of rows of an array."""
-    match node:
-        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
-            return True
-        case ast.Call(func=ast.Attribute(attr="size"), args=[ast.Constant(value=0)]):
-            return True
-        case ast.Call(func=ast.Name(id="len")) | ast.Name():
-            return True
-    return False
-
-
 def along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     """Keep rows that are computed along another axis than the first."""
     name, rest = last_name(call.func), call.args[place:]
     if name == "layer_norm":
         shape = keywords_of(call).get("normalized_shape", next(iter(rest), None))
-        return made if shape is not None and _is_shape_of_row(shape) else VALUE
+        text = "" if shape is None else ast.unparse(shape)
+        return made if SHAPE_OF_ROW.fullmatch(text) else VALUE
     if name in ("chunk", "split", "norm", "normalize"):
         rest = rest[1:]  # after the number of parts, or the power
     axis = keywords_of(call).get("dim", keywords_of(call).get("axis", next(iter(rest), None)))
@@ -125,20 +122,6 @@ def is_later_axis(axis: ast.expr | None) -> bool:
         case ast.Constant(value=int(number)):
             return number > 0
     return False
-
-
-def _is_shape_of_row(shape: ast.expr) -> bool:
-    """Whether a shape is written out, or leaves out the number of records."""
-    match shape:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return all(map(_is_shape_of_row, parts))
-        case ast.Subscript(value=ast.Attribute(attr="shape") | ast.Call(), slice=index):
-            return is_later_axis(index.lower if isinstance(index, ast.Slice) else index)
-        case ast.Call(func=ast.Attribute(attr="size"), args=[axis]):
-            return is_later_axis(axis)
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return name != "shape"
-    return isinstance(shape, ast.Constant)
 
 
 def keeps_rows(indices: list[ast.expr]) -> bool:

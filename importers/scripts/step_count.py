@@ -11,9 +11,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
@@ -63,25 +61,12 @@ def _counted_steps(values: Evaluator) -> list[ast.Call]:
             own = node.attr != "step" or getattr(node.value, "id", "") == "self"
             if own and node.attr in values.script.functions:
                 continue  # its own steps count
-            if node.attr == "fit" and _is_preprocessor(values.script, node.value):
-                continue
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
                 raise Unreadable(node, "training may also step elsewhere")
             steps.append(call)
     if values.script.dynamic_getattr is not None:
         raise Unreadable(values.script.dynamic_getattr, "it may name any method")
     return steps
-
-
-def _is_preprocessor(script: Script, node: ast.expr) -> bool:
-    """Whether a name is a scikit-learn scaler or similar, which trains no model."""
-    made = [item.value for item in script.bindings_of(node)] if isinstance(node, ast.Name) else []
-    calls = [item for item in (node, *made) if isinstance(item, ast.Call)]
-    return any(
-        script.comes_from(call.func, ("sklearn",))
-        and (last_name(call.func) or "").endswith(NAMES["preparers"])
-        for call in calls
-    )
 
 
 def find_resumed_run(values: Evaluator) -> ast.AST | None:
@@ -212,85 +197,49 @@ def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:
 
 
 def minimum_passes(
-    values: Evaluator, node: ast.AST, passes: float | None, depth: int = 0
-) -> tuple[float | None, ast.AST | None]:
+    values: Evaluator, node: ast.AST, passes: float, depth: int = 0
+) -> tuple[float, ast.AST | None, bool]:
     """Return the fewest passes that the loops around ``node`` make, and what may repeat them.
 
-    The second value is a loop or a function that is passed on, whose repetitions cannot be counted.
-    The innermost uncounted loop is taken for one pass.
+    The last value is whether the loops of its function exhaust the private loader. The innermost
+    uncounted loop is taken for one pass, and no passes are known before it.
     """
+    script, over, cut = values.script, False, False
     repeats: ast.AST | None = None
-    for outer in values.script.ancestors(node):
+    for outer in script.ancestors(node):
         if isinstance(outer, ast.For):
             try:
                 times = _iterations(values, outer.iter)
+                over = over or times is None
             except Unreadable:
                 times = None
             ends = any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(outer))
-            if times is not None and passes is not None and not ends:
-                passes *= times
-            elif times is None and passes is not None and passes > 1:
+            cut = cut or ends
+            if times is not None:
+                passes *= 1 if ends else times
+            elif passes > 1:
                 repeats = repeats or outer
-            elif times is None:
+            else:
                 passes = 1
-        elif isinstance(outer, COMPREHENSIONS) and passes is not None and passes > 1:
+        elif isinstance(outer, COMPREHENSIONS) and passes > 1:
             repeats = repeats or outer
-        elif isinstance(outer, ast.FunctionDef | ast.Lambda) and depth < 20:
-            places = _running_calls(values, outer)
-            if places:
-                counts = [minimum_passes(values, place, passes, depth + 1) for place in places]
-                passes = sum(count for count, _ in counts if count is not None) or None
-                repeats = next((further for _, further in counts if further), repeats)
-            elif passes is not None and passes > 1:
-                repeats = repeats or _passed_to_a_call(values, outer)
+        elif isinstance(outer, ast.FunctionDef | ast.Lambda):
+            calls = [call for call in values.known_calls(outer) if call in script.parents]
+            calls = [call for call in calls if not is_left_out(values, call)]
+            pairs = itertools.combinations(calls, 2)
+            if calls and depth < MAX_DEPTH and not any(
+                exclude_each_other(script, *pair) for pair in pairs
+            ):  # fmt: skip
+                parts = [minimum_passes(values, call, passes, depth + 1) for call in calls]
+                passes = sum(part[0] for part in parts)
+                repeats = next((part[1] for part in parts if part[1] is not None), repeats)
+                return passes, repeats, over and not cut
+            uses = [outer] if isinstance(outer, ast.Lambda) else script.references_to(outer)
+            unknown = [use for use in uses if getattr(script.parents[use], "func", None) is not use
+                       and not values.is_called_once(use)]  # fmt: skip
+            repeats = repeats or (unknown[0] if unknown and passes > 1 else None)
             break
-    return passes, repeats
-
-
-def _passed_to_a_call(values: Evaluator, function: ast.FunctionDef | ast.Lambda) -> ast.AST | None:
-    """Return where a function is passed on, as to ``study.optimize``, ``map`` or ``spawn``.
-
-    Such a function may run any number of times.
-    """
-    script = values.script
-    uses = [function] if isinstance(function, ast.Lambda) else script.references_to(function)
-    return next(
-        (
-            use
-            for use in uses
-            if getattr(script.parents[use], "func", None) is not use
-            and not values.is_called_once(use)
-        ),
-        None,
-    )
-
-
-def is_whole_pass(values: Evaluator, step: ast.AST) -> bool:
-    """Whether the loops around ``step`` exhaust the private loader."""
-    goes_over = False
-    for outer in values.script.ancestors(step):
-        if isinstance(outer, ast.FunctionDef):
-            break
-        if isinstance(outer, ast.For):
-            if any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(outer)):
-                return False
-            with suppress(Unreadable):
-                goes_over = goes_over or _iterations(values, outer.iter) is None
-    return goes_over
-
-
-def _running_calls(values: Evaluator, function: ast.AST) -> list[ast.AST]:
-    """Return the calls of a function that all run: the only one, or several compatible ones."""
-    try:
-        only = _only_call(values, function)
-    except Unreadable:
-        calls = values.known_calls(function)
-        pairs = itertools.combinations(calls, 2)
-        inside = all(call in values.script.parents for call in calls)
-        if not inside or any(exclude_each_other(values.script, *pair) for pair in pairs):
-            return []
-        return [call for call in calls if not is_left_out(values, call)]
-    return [] if only is function else [only]
+    return passes, repeats, over and not cut
 
 
 def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
@@ -338,7 +287,9 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
             if values.is_private_loader(iterable):
                 return None
             made = _bound_value(values, iterable)
-            if isinstance(made, ast.Call) or _is_constant_sequence(made, values, iterable):
+            if made is not None and (
+                isinstance(made, ast.Call) or _is_fixed(values, made, iterable)
+            ):
                 return _iterations(values, made)
     raise Unreadable(iterable, f"the number of iterations over {source_text(iterable)} is unknown")
 
@@ -362,22 +313,16 @@ def _bound_value(values: Evaluator, name: ast.expr) -> ast.expr | None:
     return binding.value
 
 
-def _is_constant_sequence(
-    made: ast.expr | None, values: Evaluator, name: ast.expr
-) -> TypeGuard[ast.expr]:
-    """Whether a name is bound to a literal sequence that nothing can extend."""
+def _is_fixed(values: Evaluator, made: ast.expr, name: ast.expr) -> bool:
+    """Whether a name is bound to a literal sequence that loops alone read."""
     script = values.script
     return (
         isinstance(made, ast.List | ast.Tuple)
-        and isinstance(name, ast.Name)
         and len(getattr(script.parents[made], "targets", ())) == 1
         and script.dynamic is None
-        and all(
-            getattr(script.parents[node], "iter", None) is node
-            or (isinstance(made, ast.Tuple) and isinstance(script.parents[node], ast.Call))
-            for node in script.reads_of(name.id)
-        )
-    )
+        and all(getattr(script.parents[read], "iter", None) is read
+                for read in script.reads_of(last_name(name)))
+    )  # fmt: skip
 
 
 def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:

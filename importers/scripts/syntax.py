@@ -20,7 +20,6 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import find_unread, read_launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-Definition = ast.FunctionDef | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SAME_OBJECT_WRAPPERS = NAMES["wrappers_of_the_same"]
 LAYER_PACKAGES = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
@@ -579,15 +578,6 @@ def innermost_loop(script: Script, node: ast.AST) -> ast.AST | None:
     """Return the innermost loop around ``node`` in its scope."""
     around_it = ancestors_within(script, node, script.scope_of(node))
     return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
-
-
-def names_assigned_in(place: ast.AST) -> set[str]:
-    """Return the names that statements inside ``place`` assign."""
-    return {
-        node.id
-        for node in ast.walk(place)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
 
 
 def calls_any(node: ast.AST, *names: str) -> bool:

@@ -9,10 +9,9 @@ from affidavit.importers.names import load_facts
 from affidavit.importers.scripts.syntax import Script, package_of
 from affidavit.plan import StrictModel
 
-SECRETS = frozenset({"data", "lots", "lot", "rows", "count", "loss", "grads", "value"})
+SECRETS = frozenset({"data", "lots", "lot", "rows", "count", "loss", "value"})
 """Kinds whose content records decide."""
-HANDLES = frozenset({"engine", "optimizer", "private", "scheduler", "model", "criterion", "trainer",
-                     "holder"})  # fmt: skip
+HANDLES = frozenset({"engine", "optimizer", "private", "scheduler", "model", "criterion", "holder"})
 """Kinds of objects that can change what is released."""
 
 

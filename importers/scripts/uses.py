@@ -10,11 +10,11 @@ up. It is an open question at its line, which a comment about that line, or a re
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from affidavit.importers.libraries import FAULTS
 from affidavit.importers.names import NAMES
-from affidavit.importers.partial_plan import OpenUse, line_in_script
+from affidavit.importers.partial_plan import OpenUse
 from affidavit.importers.scripts.call_uses import CallUses
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
 from affidavit.importers.scripts.name_uses import NameUses
@@ -31,18 +31,23 @@ from affidavit.importers.scripts.values import is_left_out, source_text
 
 
 def find_uses(
-    kinds: ObjectKinds, call: ast.Call, *, draws_lots: bool
+    kinds: ObjectKinds,
+    call: ast.Call,
+    others: Iterable[tuple[ast.AST, str]],
+    *,
+    draws_lots: bool,
 ) -> tuple[tuple[OpenUse, ...], list[tuple[ast.AST, str]]]:
     """Return the uses that are not understood, in the order of their lines, and known faults.
 
     A fault is a node with its key in ``faults.toml``. ``draws_lots`` is whether the private loader
-    must draw the lots of each step, so that sampling amplifies privacy.
+    must draw the lots of each step, so that sampling amplifies privacy. ``others`` are not
+    understood either.
     """
     questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
     values, script = kinds.values, kinds.script
     known = script.dynamic is None and script.dynamic_getattr is None
     followed = known and is_reached(script, call)
-    for node, why in Uses(kinds, draws_lots=draws_lots).open_uses():
+    for node, why in (*Uses(kinds, draws_lots=draws_lots).open_uses(), *others):
         line = getattr(node, "lineno", call.lineno)
         if (
             exclude_each_other(script, node, call)
@@ -55,7 +60,7 @@ def find_uses(
             faults.append((node, why))
         else:
             message = f"line {line}: {source_text(node)}: {why}."
-            questions.setdefault(line, OpenUse(line=line_in_script(line), message=message))
+            questions.setdefault(line, OpenUse(line=line, message=message))
     return tuple(questions[line] for line in sorted(questions)), faults
 
 
@@ -109,7 +114,7 @@ class Uses:
                     yield from ((part, why) for part, why in whys if why is not None)
                     continue
                 case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
-                    why = "it may reach any object"
+                    why = "it may reach or change any object"
                 case ast.Attribute(ctx=ast.Load()):
                     why = self.names.of_attribute(node)
                 case ast.Name(ctx=ast.Load()):

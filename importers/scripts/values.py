@@ -23,10 +23,8 @@ from typing import Any
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.aliases import (
-    ArgumentHolders,
     find_escape,
     holder_names,
-    reference_name,
 )
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
 from affidavit.importers.scripts.launches import (
@@ -37,7 +35,6 @@ from affidavit.importers.scripts.launches import (
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
-    Definition,
     Scope,
     Script,
     assigned_to,
@@ -78,7 +75,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
 }  # fmt: skip
-ITEM_RECORD_KINDS = ("dict", "file", "hydra")
+ITEM_RECORD_KINDS = ("dict", "file")
 """Kinds of records with items instead of attributes."""
 RUN_ONCE_ARGUMENTS = frozenset(NAMES["run_once"])
 
@@ -98,8 +95,6 @@ class Record:
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     """Values by name. An ``Unreadable`` stands for an unknown value."""
-    stores: frozenset[ast.AST] = frozenset()
-    """Nodes of its constructor that set its attributes."""
 
 
 Reader = Callable[["Evaluator", ast.Call], Any]
@@ -129,16 +124,12 @@ class Evaluator:
     """Whether a loop over a name is one pass over the private records."""
     read_literals: set[ast.Constant] = field(default_factory=set)
     """Literals that were read since the set was cleared."""
-    known_length: Callable[[ast.expr], Any] | None = None
-    """Return the length of an expression that is known from outside the text, else None."""
     frames: dict[ast.AST, ast.Call] = field(default_factory=dict)
     """The call of each function whose result is being evaluated."""
     main_script: Script | None = None
     """The script that runs, if ``script`` is one of its modules."""
-    find_definition: Callable[[Evaluator, ast.expr], tuple[Evaluator, Definition] | None] | None = (
-        None
-    )
-    """Find a definition in another file, with its evaluator."""
+    leaves_unchanged: Callable[[Evaluator, ast.Call, str], bool] = lambda *_: False
+    """Whether a function of another file sets no attribute of this name."""
     _depth: int = 0
 
     def evaluate(self, node: ast.expr) -> Any:
@@ -320,11 +311,9 @@ class Evaluator:
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=items):
                 return None if unpacks(node) else {item.arg: item.value for item in items}
             case ast.IfExp(test=test, body=body, orelse=other):
-                sides = [self._unpacked_items(side) for side in (body, other)]
-                known = [side for side in sides if side is not None]
-                if len(known) != 2:
+                first, second = self._unpacked_items(body), self._unpacked_items(other)
+                if first is None or second is None:
                     return None
-                first, second = known
                 none = ast.Constant(None)
                 return {
                     key: ast.IfExp(test, first.get(key, none), second.get(key, none))
@@ -385,7 +374,7 @@ class Evaluator:
         owner = self.script.parents.get(function)
         made = owner if getattr(function, "name", "") == "__init__" else None
         if isinstance(function, ast.Lambda) or getattr(function, "decorator_list", []):
-            return self._read_parameter(node, function, arg)
+            raise Unreadable(node, f"{node.id} is a parameter of a decorated function")
         if getattr(made, "decorator_list", []):
             raise Unreadable(node, f"{node.id} is a parameter of a decorated class")
         values = [self.evaluate(passed) for passed in self.arguments_for(node, arg)]
@@ -413,10 +402,6 @@ class Evaluator:
             return self.arguments_for(node, arg)
         except Unreadable:
             return []
-
-    def _read_parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
-        call = ast.Call(func=ast.Name(arg.arg), args=[function], keywords=[])  # type: ignore[list-item]
-        return self._try_readers(call, node, f"{node.id} is a parameter of a decorated function")
 
     def launch_override(self, value: Any, *names: str) -> Unreadable | None:
         """Return the launch script that overrides an option, if one does."""
@@ -499,43 +484,6 @@ class Evaluator:
             return default
         raise Unreadable(node, f"{node.id} is a parameter that a call does not pass")
 
-    def argument_holders(
-        self, key: str, known: frozenset[tuple[Script, str]] = frozenset()
-    ) -> ArgumentHolders:
-        """Return a function that says where functions of other files keep an argument.
-
-        Its result is None if the called function lets the argument escape, or changes its ``key``.
-        """
-
-        def held(call: ast.Call, node: ast.expr) -> set[str] | None:
-            defined = (
-                None if self.find_definition is None else self.find_definition(self, call.func)
-            )
-            if defined is None or unpacks(call) or defined[0].script.dynamic is not None:
-                return None
-            script, made = defined[0].script, defined[1]
-            bodies = made.body if isinstance(made, ast.ClassDef) else [made]
-            names = ("__init__", made.name)
-            function = next((f for f in bodies if getattr(f, "name", "") in names), None)
-            if not isinstance(function, ast.FunctionDef):
-                return None
-            own = {arg for arg, item in script.passed_arguments(function, call) if item is node}
-            if not own or any((script, arg) in known for arg in own):
-                return own or None
-            further = defined[0].argument_holders(key, known | {(script, arg) for arg in own})
-            if find_escape(script, own, key, methods=True, elsewhere=further) is not None:
-                return None
-            outer = self.script.parents.get(call)
-            got: set[str] = set()
-            if any(_is_returned(script, part, own) for part in ast.walk(function)):
-                if not isinstance(outer, ast.Assign | ast.Expr):
-                    return None
-                targets = getattr(outer, "targets", [])
-                got = {reference_name(part) or "" for item in targets for part in ast.walk(item)}
-            return own & script.stored_attributes.keys() | got
-
-        return held
-
     # ---- attributes, items and calls -------------------------------------------------------
 
     def _attribute(self, node: ast.expr, value: ast.expr, name: str) -> Any:
@@ -554,7 +502,7 @@ class Evaluator:
     def _require_unchanged(self, node: ast.expr, value: ast.expr, name: str, record: Any) -> None:
         script = self.script
         kind = getattr(record, "kind", "class")
-        stored = set(script.stored_attributes.get(name, ())) - getattr(record, "stores", set())
+        stored = set(script.stored_attributes.get(name, ()))
         if kind == "options":  # which no class of the script sets of itself
             stored = {store for store in stored if getattr(store.value, "id", "") != "self"}
         if stored:
@@ -564,7 +512,9 @@ class Evaluator:
             holder_names(value),
             name,
             methods=kind != "class",
-            elsewhere=self.argument_holders(name),
+            elsewhere=lambda call: (
+                kind not in ITEM_RECORD_KINDS and self.leaves_unchanged(self, call, name)
+            ),
         )
         if where is not None:
             line = getattr(where, "lineno", "?")
@@ -701,12 +651,6 @@ def _require_small(node: ast.expr, value: Any) -> Any:
     return value
 
 
-def _is_returned(script: Script, node: ast.AST, names: set[str]) -> bool:
-    """Whether a function returns an object that it holds by one of these names."""
-    passes = ast.Return | ast.Yield | ast.BoolOp | ast.IfExp
-    return reference_name(node) in names and isinstance(script.parents[node], passes)
-
-
 def default_of(function: ast.AST, name: str) -> ast.expr | None:
     """Return the default of a parameter, if it has one."""
     spec: ast.arguments = function.args  # type: ignore[attr-defined]
@@ -746,11 +690,4 @@ def is_left_out(
                     values.script, outer, node
                 ) == ("orelse" if value else "body"):
                     return True
-            case ast.Match(subject=subject, cases=cases):
-                value = values.known_value(subject)
-                for case in cases:
-                    if not isinstance(case.pattern, ast.MatchValue) or case.guard is not None:
-                        break
-                    if value is not None and values.known_value(case.pattern.value) == value:
-                        return case not in around
     return False

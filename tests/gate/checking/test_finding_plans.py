@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from affidavit.gate.checking.discovery import Candidate, Skipped, candidates
-from affidavit.importers.scripts import linking
+from affidavit.importers.scripts import callers
 from affidavit.plan import MalformedPlan, digest_of
 
 WEAK = """\
@@ -255,8 +255,8 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
 
 def test_what_is_no_file_is_passed_over(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo("pipe.py")
-    monkeypatch.setattr(linking, "_imported_words", lambda *_: frozenset())
-    assert list(linking._imported_words_by_file()) == []
+    monkeypatch.setattr(callers, "_imports", lambda *_: ())
+    assert list(callers._imports_by_file()) == []
     os.mkfifo("pipe.yaml")
     Path("link.yaml").symlink_to("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")

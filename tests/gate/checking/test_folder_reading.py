@@ -15,7 +15,7 @@ from affidavit.gate.checking import source
 from affidavit.gate.checking.cache import Evaluator
 from affidavit.gate.checking.repository_check import Checked, RepositoryCheck
 from affidavit.importers import documents
-from affidavit.importers.scripts import launches, linking
+from affidavit.importers.scripts import callers, launches
 from bench.gate import SCRIPT
 
 MODULES, CIRCLE, SCRIPTS = 30, 5, 5
@@ -83,7 +83,7 @@ def test_a_launch_file_is_read_once_for_all_scripts_beside_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = counted(monkeypatch, launches, "read_inside", lambda path, *_: Path(path).name)
-    imported = counted(monkeypatch, linking, "read_inside", lambda path, *_: Path(path).name)
+    imported = counted(monkeypatch, callers, "read_inside", lambda path, *_: Path(path).name)
     assert len(check(".")) == SCRIPTS
     assert {reads[path.name] for path in folder.glob("scripts/*")} == {1}
     assert max(imported.values(), default=0) <= 2

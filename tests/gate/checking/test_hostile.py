@@ -143,9 +143,3 @@ def test_odd_settings_ask_for_the_noise(checked: Any, name: str) -> None:
     code, document = checked("train.py")
     rules = {item["rule"] for item in document["plans"][0]["findings"]}
     assert (code, "internal_error" in rules) == (2, False), document["plans"][0]["findings"]
-
-
-def test_empty_defaults_of_hydra_are_none(checked: Any) -> None:
-    Path("train.py").write_text(HYDRA + "main()\n" + SCRIPT.splitlines()[-1] + "\n")
-    Path("cfg.yaml").write_text("defaults:\nnoise: 1.0\n")
-    assert checked("train.py")[0] == 0

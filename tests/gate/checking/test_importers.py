@@ -466,7 +466,6 @@ def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
         _script("", "4.0").replace("opacus", "other"),
         _script("", "4.0") + "f = engine.make_private\n",
         _script("", "4.0") + "optimizer.noise_multiplier *= 0.9\n",
-        _script("from opacus.schedulers import ExponentialNoise\n", "4.0"),
     ],
 )
 def test_what_a_script_leaves_in_doubt_is_not_read(script: str) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
-from tests.gate.checking.script_codes import is_right
+from tests.gate.checking.script_codes import is_right, is_stopped
 
 KERAS = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
 OPTIMIZER = "o = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0, num_microbatches=6)\n"
 FIT = "model.fit(x, y, 6, 2)\n"
+USED = "model.compile(optimizer=o)\n" + FIT
 ENGINE = (
     "from private_transformers import PrivacyEngine\n"
     "e = PrivacyEngine(m, batch_size=6, sample_size=60, noise_multiplier=4.0, max_grad_norm=1)\n"
@@ -111,28 +112,23 @@ def test_each_record_of_pyvacy_is_a_microbatch(
 
 
 @pytest.mark.parametrize(
-    ("drawn", "read"),
+    "drawn",
     [
-        ("np.random.rand(60) < 0.1", True),
-        ("np.random.rand(60) < RATE", True),
-        ("np.random.rand(60) < 0.2", False),
-        ("np.random.choice(60, 6)", False),
+        "np.random.rand(60) < 0.1",
+        "np.random.choice(60, 6)",
     ],
 )
-def test_lots_are_drawn_with_the_probability_that_the_engine_is_given(
-    drawn: str, read: bool
-) -> None:
+def test_lots_that_the_script_draws_are_asked_about(drawn: str) -> None:
     text = (
         "RATE = 0.1\nfrom opacus import PrivacyEngine\n"
         "e = PrivacyEngine(m, sample_rate=RATE, noise_multiplier=4.0, max_grad_norm=1.0)\n"
         f"e.attach(o)\nfor i in range(30):\n    mask = {drawn}\n    f(m(rows[mask])).backward()\n"
         "    o.step()\n"
     )
-    if read:
-        assert data_of(text)["sampling"] == {"probability": 0.1}
-    else:
-        with pytest.raises(MalformedPlan, match="draws the lots"):
-            importer.read(text.encode())
+    assert data_of(text)["sampling"] == {"probability": 0.1}
+    partial = importer.read(text.encode())
+    assert partial is not None
+    assert partial.open_uses
 
 
 @pytest.mark.parametrize(
@@ -291,24 +287,19 @@ def test_a_method_of_a_class_of_the_file_has_arguments_of_its_own() -> None:
         KERAS + OPTIMIZER + "own = o.__dict__\nown['noise_multiplier'] = 0.1\n" + FIT,
         KERAS + OPTIMIZER + "object.__setattr__(o, 'noise_multiplier', 0.1)\n" + FIT,
         ENGINE + "e.detach()\nfor i in range(3):\n    optimizer.step(loss=l)\n",
-        JAX + CONFIG + "c = replace(c, noise_multiplier=0.1)\n",
+        JAX + CONFIG + "from dataclasses import replace\nc = replace(c, noise_multiplier=0.1)\n",
         JAX + CONFIG + "c = c.replace(noise_multiplier=0.1)\n",
     ],
 )  # fmt: skip
-def test_what_may_change_the_noise_is_refused(text: str) -> None:
-    with pytest.raises(MalformedPlan):
-        data_of(text)
+def test_what_may_change_the_noise_is_not_certified(text: str) -> None:
+    assert is_stopped(text)
 
 
-def test_a_trainer_keeps_a_model_by_what_is_not_trained_on() -> None:
-    text = "rows = load()\nval = load()\n" + TRAINER.replace(
-        "=2", "=2, load_best_model_at_end=True"
-    )
-    for data, code in (("val", set()), ("rows.select(range(9))", {"data_dependent_stop"})):
-        given = f"model=m, train_dataset=rows, eval_dataset={data})\ntrainer.train()\n"
-        partial = importer.read(text.replace("model=m)\n", given).encode())
-        assert partial is not None
-        assert {item.code for item in partial.broken} & {"data_dependent_stop"} == code
+def test_a_trainer_that_keeps_the_best_model_is_asked_about() -> None:
+    text = TRAINER.replace("=2", "=2, load_best_model_at_end=True") + "trainer.train()\n"
+    partial = importer.read(text.encode())
+    assert partial is not None
+    assert any("by a metric" in use.message for use in partial.open_uses)
 
 
 @pytest.mark.parametrize(
@@ -354,13 +345,15 @@ def test_loops_around_what_trains_are_counted(text: str, length: dict[str, int])
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("tf.random.set_seed(secret())\n", None),
+        ("import secrets\ntf.random.set_seed(secrets.randbits(31))\n", None),
         ("if 0:\n    torch.manual_seed(0)\n", None),
         ("model.load_weights('w')\n", "the weights that line 3 loads are public"),
     ],
 )
 def test_what_the_claim_rests_on_is_listed(line: str, note: str | None) -> None:
-    partial = importer.read((KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + FIT).encode())
+    partial = importer.read(
+        (KERAS + "import tensorflow as tf\n" + line + OPTIMIZER + USED).encode()
+    )
     assert partial is not None
     assert not partial.open_uses
     notes = [item for item in partial.assumed if "weights" in item]
@@ -371,7 +364,7 @@ def test_what_the_claim_rests_on_is_listed(line: str, note: str | None) -> None:
 
 @pytest.mark.parametrize("seed", ["tf.random.set_seed(0)", "torch.manual_seed(0)"])
 def test_noise_of_a_seed_in_the_text_is_asked_about(seed: str) -> None:
-    text = f"{KERAS}import tensorflow as tf, torch\n{seed}\n{OPTIMIZER}{FIT}"
+    text = f"{KERAS}import tensorflow as tf, torch\n{seed}\n{OPTIMIZER}{USED}"
     partial = importer.read(text.encode())
     assert partial is not None
     assert [use.line for use in partial.open_uses] == [text[: text.index(seed)].count("\n") + 1]
@@ -381,33 +374,6 @@ def test_noise_of_a_seed_in_the_text_is_asked_about(seed: str) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-HYDRA = (
-    "import hydra\n" + KERAS
-    + "@hydra.main(config_path='.', config_name='c')\ndef train(cfg):\n    "
-    + OPTIMIZER.replace("4.0", "cfg.sigma") + "    model.fit(x, y, 6, 2)\ntrain()\n"
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("defaults", "group", "body"),
-    [
-        ("[_self_, {opt: big}]", "# @package _global_\nsigma: 0.1\n", ""),
-        ("[{opt: big}]", "defaults: [small]\n", ""),
-        ("[_self_]", "", "    cfg.merge_with({'sigma': 0.1})\n"),
-        ("[_self_]", "", "    cfg.merge_with_dotlist(words)\n"),
-    ],
-)
-def test_a_configuration_that_more_may_set_is_not_read(
-    folder: Path, defaults: str, group: str, body: str
-) -> None:
-    (folder / "opt").mkdir()
-    (folder / "opt" / "big.yaml").write_text(group)
-    (folder / "c.yaml").write_text(f"defaults: {defaults}\nsigma: 4.0\n")
-    text = HYDRA.replace("    o = ", body + "    o = ")
-    with pytest.raises(MalformedPlan):
-        importer.read(text.encode(), folder)
 
 
 @pytest.mark.parametrize(

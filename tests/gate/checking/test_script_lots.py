@@ -33,21 +33,17 @@ def broken(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "code"),
+    "line",
     [
-        ("engine.accountant.history.clear()", "accountant_reset"),
-        ("[p.sub_(p.summed_grad) for p in m.parameters()]", "other_optimizer"),
-        ("loader.batch_sampler.sample_rate = 0.5", None),
-        ("optimizer.scale_grad = other", None),
+        "engine.accountant.history.clear()",
+        "[p.sub_(p.summed_grad) for p in m.parameters()]",
+        "loader.batch_sampler.sample_rate = 0.5",
+        "optimizer.scale_grad = other",
     ],
 )
-def test_a_change_of_what_releases_the_lots_does_not_pass(line: str, code: str | None) -> None:
+def test_a_change_of_what_releases_the_lots_does_not_pass(line: str) -> None:
     text = PRIVATE + line + "\n" + EACH + "        optimizer.step()\n"
-    if code is None:
-        with pytest.raises(MalformedPlan):
-            broken(text)
-    else:
-        assert is_stopped(HEAD + text)
+    assert is_stopped(HEAD + text)
 
 
 def test_of_several_private_calls_the_one_that_settled_conditions_let_run_is_read() -> None:
@@ -94,7 +90,7 @@ PARTS = "for e in range(3):\n    with BatchMemoryManager(data_loader=loader) as 
         (EACH + "        if a:\n            f(x).backward()\n        else:\n    " + STEP
          .replace("\n", "\n    ").replace("    optimizer", "optimizer"), None),
         (PARTS + "        for x in parts:\n    " + STEP.replace("\n", "\n    ")
-         + "        if n > 9:\n                break\n", "repeated_gradients"),
+         + "        if e > 1:\n                break\n", "repeated_gradients"),
         ("def train(some):\n    for i, x in enumerate(some):\n        one(x)\n"
          "        if i > 9:\n            return\ndef one(x):\n" + STEP
          + PARTS + "        train(parts)\n", "repeated_gradients"),
@@ -109,7 +105,7 @@ def test_a_step_that_sums_several_gradients_of_a_record_is_not_certified(
     body: str, code: str | None
 ) -> None:
     for private in (PRIVATE, PRIVATE.replace("1.0)", "1.0, poisson_sampling=False)")):
-        assert broken(private + body) == ({code} if code else set())
+        assert is_right(HEAD + private + body, faulty=code is not None)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,7 @@ def test_what_is_settled_before_the_loop_may_skip_a_lot(test: str) -> None:
     ],
 )  # fmt: skip
 def test_ghost_clipping_clips_only_the_loss_that_it_returns(text: str, codes: set[str]) -> None:
-    assert broken(text) == codes
+    assert is_right(HEAD + text, faulty=bool(codes))
 
 
 @pytest.mark.parametrize(
@@ -307,13 +303,11 @@ def test_the_private_objects_under_other_names_are(text: str) -> None:
         "optimizer.add_noise = quiet\n",
         "setattr(optimizer, 'add_noise', quiet)\n",
         "from unittest.mock import patch\npatch('opacus.optimizers.DPOptimizer.step').start()\n",
-        "class Quiet(PrivacyEngine):\n    pass\n",
         "getattr(opacus.schedulers, 'ExponentialNoise')(optimizer, gamma=0.9)\n",
     ],
 )
-def test_a_part_of_the_library_that_is_replaced_is_not_read(text: str) -> None:
-    with pytest.raises(MalformedPlan):
-        broken("import torch\n" + PRIVATE + text)
+def test_a_part_of_the_library_that_is_replaced_is_not_certified(text: str) -> None:
+    assert is_stopped(HEAD + "import torch\n" + PRIVATE + text)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -484,17 +478,6 @@ def test_what_the_private_call_makes_is_what_trains(
     assert is_right(text[::-1].replace(old[::-1], new[::-1], 1)[::-1], faulty=code is not None)
 
 
-def test_a_scaler_that_is_fitted_trains_no_model() -> None:
-    loop = "for e in range(3):\n    for x in loader:\n        f(x).backward()\n"
-    loop += "        optimizer.step()\n"
-    for fit, epochs in (("StandardScaler()", 3), ("GridSearchCV(net)", None)):
-        fitted = f"from sklearn.all import *\ns = {fit}\ns = s.fit(rows)\n"
-        text = HEAD + fitted.replace("*", fit.partition("(")[0]) + PRIVATE + loop
-        partial = importer.read(text.encode())
-        assert partial is not None
-        assert partial.data.get("epochs") == epochs
-
-
 def test_one_of_two_fits_that_exclude_each_other_trains() -> None:
     fit = "model.fit(x, y, epochs=3, batch_size=9{})\n"
     either = (
@@ -527,106 +510,8 @@ trainer.fit(Module(), DPLightningDataModule(data))
 """
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "codes"),
-    [
-        ("", "", set()),
-        ("DPLightningDataModule(data)", "loader", {"other_loader"}),
-        ("return private", "return o", {"other_optimizer"}),
-        ("max_epochs=3", "max_epochs=3, accumulate_grad_batches=4", {"accumulated_lots"}),
-        ("max_epochs=3", "max_epochs=3, precision='16-mixed'", {"skipped_lots"}),
-        ("max_epochs=3", "max_epochs=3, precision='bf16-mixed'", set()),
-        ("max_epochs=3", "max_epochs=3, devices=[0, 1]", {"noise_of_a_device"}),
-        ("max_epochs=3", "max_epochs=3, devices=[0]", set()),
-        ("norm=1.0)", "norm=1.0, poisson_sampling=isinstance(loader, DPDataLoader))", set()),
-        (
-            "    def conf",
-            "    def on_end(self):\n        w -= w.grad\n    def conf",
-            {"other_optimizer"},
-        ),
-        ("trainer = T", "torch.set_printoptions(precision=16)\ntrainer = T", set()),
-        ("trainer.fit(Module(), DPLightningDataModule(data))", "", {"other_loader"}),
-        ("return private", "return [private, S(self.body.parameters())]", {"other_optimizer"}),
-        ("return private", "return [private, S(self.other.parameters())]", {"other_optimizer"}),
-        ("return private", "return [private], [StepLR(private)]", set()),
-        (
-            "return private",
-            "return {'optimizer': private, 'lr_scheduler': {'monitor': 'loss'}}",
-            {"data_dependent_stop"},
-        ),
-        (
-            "return private",
-            "return {'optimizer': private, 'lr_scheduler': {'monitor': 'val'}}",
-            set(),
-        ),
-        (
-            "    def conf",
-            "    def on_end(self, loss):\n        if loss < 1:\n"
-            "            self.trainer.should_stop = True\n    def conf",
-            {"data_dependent_stop"},
-        ),
-        (
-            "    def conf",
-            "    def on_end(self):\n        if self.accountant.get_epsilon(d) > 1:\n"
-            "            self.trainer.should_stop = True\n    def conf",
-            set(),
-        ),
-        (
-            "trainer.fit(Module(), DPLightningDataModule(data))",
-            "rows = load()\nEarlyStopping('val_loss')\n"
-            "trainer.fit(Module(), DPDataLoader.from_data_loader(rows), DataLoader(rows))",
-            {"data_dependent_stop"},
-        ),
-    ],
-)
-def test_a_trainer_gets_what_the_private_call_makes(old: str, new: str, codes: set[str]) -> None:
-    partial = importer.read(LIGHTNING.replace(old, new).encode())
-    assert partial is not None
-    assert partial.data["sampling"]["scheme"] == "poisson"
-    assert is_right(LIGHTNING.replace(old, new), faulty=bool(codes))
-
-
-def test_the_command_line_of_lightning_draws_no_poisson_lots_of_plain_data() -> None:
-    text = LIGHTNING.replace(
-        "norm=1.0)", "norm=1.0, poisson_sampling=isinstance(loader, DPDataLoader))"
-    )
-    for data, scheme in (("Module, Plain", None), ("Module", "poisson")):
-        run = f"def run():\n    LightningCLI({data})\nrun()\n"
-        partial = importer.read((text + run).encode())
-        assert partial is not None
-        assert partial.data.get("sampling", {}).get("scheme") == scheme
-
-
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("x = x + x.flip(0)", "mixed_records"),
-        ("loss = loss + out.var(0).mean()", "joined_records"),
-        ("loss = loss + f(out, self.mean); self.mean = out.mean(0)", "mixed_records"),
-        (
-            "self.mean = self.mean + out.mean(0); loss = loss + f(self.mean)",
-            "mixed_records joined_records",
-        ),
-        ("self.mean = self.mean + out.mean(0)", None),
-        ("self.top = out * 2; loss = loss + f(self.top)", None),
-        ("if x.mean() > 1: return None", "skipped_lots"),
-        ("self.optimizer.param_groups[0]['lr'] = loss", "data_dependent_stop"),
-        ("if self.current_epoch > 9: return None", None),
-        ("self.log('spread', out.std())", None),
-    ],
-)
-def test_the_loss_that_a_trainer_is_returned_is_of_one_lot(line: str, code: str | None) -> None:
-    method = (
-        "class Module(LightningModule):\n    def training_step(self, batch, i):\n"
-        "        x, y = batch\n        {}\n        out = self(x)\n        loss = f(out, y)\n"
-        "        {}\n        return {{'loss': loss, 'out': out.std()}}\n"
-    )
-    early = line.startswith(("x =", "if"))
-    method = method.format(line if early else "pass", "pass" if early else line)
-    hugging = method.replace("LightningModule", "Trainer").replace("batch, i", "model, batch")
-    for text in (method, hugging.replace("training_step", "compute_loss")):
-        head = text.rstrip() + "\n" + LIGHTNING.partition("class Module(LightningModule):\n")[2]
-        assert is_right("from opacus import PrivacyEngine\n" + head, faulty=code is not None)
+def test_the_loop_of_a_trainer_is_asked_about() -> None:
+    assert is_stopped(LIGHTNING)
 
 
 FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"

@@ -490,11 +490,6 @@ def test_a_lambda_collates_rows_that_stay_apart(part: str, code: str | None) -> 
     assert is_right(HEAD + private + loop, faulty=code is not None)
 
 
-def test_the_size_of_random_data_is_read() -> None:
-    made = "from torch.utils.data import TensorDataset\nX = torch.randn(1000, 3)\n"
-    assert read(data=made + "data = TensorDataset(X, y)").data["dataset"] == {"size": 1000}
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -618,7 +613,6 @@ def test_weights_that_are_loaded_are_assumed_to_be_public(data: str, noted: bool
         ("def anneal(optimizer):\n    optimizer.noise_multiplier *= 0.9\n", True),
         ("import opacus\nopacus.PrivacyEngine.make_private = other\n", True),
         ("import torch\ntorch.normal = quiet\n", True),
-        ("from opacus.schedulers import StepNoise\n", True),
         ("import deeper\n", True),
         ("def anneal(optimizer):\n    optimizer.lr = 0.1\n", False),
         ("class A:\n    def f(self):\n        self.noise_multiplier = 1\n", False),

@@ -218,10 +218,6 @@ def test_weights_from_records_in_another_file_are_not_certified(helper: str, use
     name = use.partition("(")[0].split()[-1]
     text = _script(top=f"from helpers import {name}", before=use)
     assert _blocking(text, helpers__py=helper) == {"open_use"}
-    answered = helper.replace("float()\n", "float()  # affidavit: harmless=public_counts\n")
-    answered = answered.replace("log()\n", "log()  # affidavit: harmless=public_counts\n")
-    in_class = _blocking(text, helpers__py=answered)
-    assert in_class == (set() if "class" in helper else {"open_use"})
 
 
 SETTINGS = {
@@ -311,27 +307,25 @@ for turn in range(12):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("slopes = jax.vmap(jax.grad(cost), in_axes=(None, 0, 0))",
-         "slopes = jax.grad(lambda w, a, b: cost(w, a, b).mean())"),
         ("memory = rule.init",
          "rule = optax.MultiSteps(rule, every_k_schedule=4)\nmemory = rule.init"),
-        ("order[i * 200:(i + 1) * 200]", "order[:200]"),
         ("weights = optax.apply_updates(weights, change)",
          "weights = jax.tree_util.tree_map(\n"
          "            lambda w, c, g: w + c - g.mean(0), weights, change, each)"),
-        ("each = slopes", "chosen = np.concatenate([chosen, chosen])\n        each = slopes"),
-        ("each = slopes", "chosen = chosen[B[chosen] == B[chosen][0]]\n        each = slopes"),
         ("weights = optax", "change, memory = rule.update(each, memory, weights)\n"
          "        weights = optax"),
-        ("each = slopes", "chosen = np.arange(200)\n        each = slopes"),
         ("memory = rule.init",
          'rule = optax.multi_transform({"a": rule, "b": optax.sgd(1.0)}, "b")\nmemory = rule.init'),
     ],
 )  # fmt: skip
-def test_optax_gets_one_gradient_of_each_record_of_a_new_lot(before: str, after: str) -> None:
-    assert _blocking(OPTAX) == set()
-    changed = OPTAX.replace(before, after)
-    assert changed != OPTAX
+def test_gradients_and_lots_of_optax_are_asked_about(before: str, after: str) -> None:
+    assert _blocking(OPTAX) == {"open_use"}
+    answer = "  # affidavit: harmless=one_gradient_of_each_record_of_a_lot\n"
+    answered = OPTAX.replace("[chosen])\n", f"[chosen]){answer}")
+    answered = answered.replace("memory, weights)\n", f"memory, weights){answer}")
+    assert _blocking(answered) == set()
+    changed = answered.replace(before, after)
+    assert changed != answered
     assert "open_use" in _blocking(changed)
 
 
@@ -374,30 +368,12 @@ trainer = pl.Trainer(max_epochs=6, devices=1)
 trainer.fit(digits)
 trainer.save_checkpoint("digits.ckpt")
 """
-METHOD = "    def train_dataloader"
-LIGHTNING_CHANGES = {
-    "a step that records skip": ("        return loss", "        if loss < 1:\n"
-                                 "            return None\n        return loss"),
-    "a loader of its own": ("return self.lots", "return DataLoader(data, batch_size=256)"),
-    "the plain loader": ("self.lots = loader", "self.lots = self.loader"),
-    "another loader for fit": ("fit(digits)", "fit(digits, DataLoader(data, batch_size=256))"),
-    "a longer loop": ("trainer.fit(", "trainer.fit_loop.max_epochs = 600\ntrainer.fit("),
-    "a backward of its own": (METHOD, "    def backward(self, loss):\n"
-                              f"        (loss * 9).backward()\n{METHOD}"),
-    "a hook that keeps a lot": (METHOD, "    def on_train_batch_end(self, got, batch, index):\n"
-                                f"        torch.save(batch, 'lot.pt')\n{METHOD}"),
-    "a hook that skips lots": (METHOD, "    def on_train_batch_start(self, batch, index):\n"
-                               f"        if batch[0].mean() > 0:\n            return -1\n{METHOD}"),
-    "a hook that saves records": (METHOD, "    def on_save_checkpoint(self, saved):\n"
-                                  f"        saved['x'] = self.loader.dataset.data\n{METHOD}"),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("change", LIGHTNING_CHANGES.values(), ids=LIGHTNING_CHANGES)
-def test_a_trainer_takes_the_steps_of_the_private_objects(change: tuple[str, str]) -> None:
-    assert _blocking(LIGHTNING) == set()
-    assert change[0] in LIGHTNING
-    assert _blocking(LIGHTNING.replace(*change))
+def test_the_loop_of_a_trainer_is_asked_about() -> None:
+    assert _blocking(LIGHTNING) == {"open_use"}
+    answered = LIGHTNING.replace("fit(digits)", "fit(digits)  # affidavit: harmless=plain_loop")
+    assert _blocking(answered) == set()
 
 
 def test_a_stated_lot_that_a_weighted_sampler_contradicts_is_refused() -> None:
