@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, get_args
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator, Field
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Row,
@@ -352,17 +353,26 @@ def certified_choices(
     connection: Connection, dataset: str | None = None
 ) -> tuple[tuple[str, str], ...]:
     """Return the latest certified plans, of ``dataset`` if one is named: ids, names with dates."""
-    query = (
-        select(certificates.c.id, certificates.c.name, certificates.c.created_at)
-        .where(certificates.c.verdict == "certified")
-        .order_by(certificates.c.created_at.desc())
-        .limit(MAX_CHOICES)
-    )
+    condition = certificates.c.verdict == "certified"
     if dataset is not None:
-        query = query.where(certificates.c.dataset == dataset)
+        condition &= certificates.c.dataset == dataset
+    return _choices(connection, certificates.c.id, condition)
+
+
+def refused_choices(connection: Connection) -> tuple[tuple[str, str], ...]:
+    """Return the latest refused plans: their digests, and their names with dates."""
+    return _choices(connection, certificates.c.plan_digest, certificates.c.verdict == "refused")
+
+
+def _choices(
+    connection: Connection, identity: Column[str], condition: ColumnElement[bool]
+) -> tuple[tuple[str, str], ...]:
+    columns = (identity.label("identity"), certificates.c.name, certificates.c.created_at)
+    query = select(*columns).where(condition).order_by(certificates.c.created_at.desc())
     latest: dict[str, str] = {}
-    for row in connection.execute(query):
-        latest.setdefault(row.id, f"{row.name or short_id(row.id)}, {row.created_at:%Y-%m-%d}")
+    for row in connection.execute(query.limit(MAX_CHOICES)):
+        name = row.name or short_id(row.identity)
+        latest.setdefault(row.identity, f"{name}, {row.created_at:%Y-%m-%d}")
     return tuple(latest.items())
 
 

@@ -240,7 +240,7 @@ class Dataset:
     next: str | None = None
     forecast: Forecast | None = None
     policy: Policy
-    not_conformant: tuple[RowMapping, ...] = ()
+    not_conformant: tuple[dict[str, Any], ...] = ()
     composed: Composition | None = None
     proposals: tuple[dict[str, Any], ...] = ()
     grants: tuple[Mapping[str, Any], ...] = ()
@@ -520,7 +520,7 @@ def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, An
     return tuple(lines)
 
 
-def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[RowMapping, ...]:
+def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[dict[str, Any], ...]:
     """Return the latest runs on this ledger whose record does not conform."""
     failed = (
         select(run_events.c.run_id, run_events.c.at, run_events.c.body)
@@ -537,4 +537,4 @@ def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[RowMa
         .order_by(failed.c.at.desc())
         .limit(MAX_NOT_CONFORMANT)
     )
-    return tuple(connection.execute(query).mappings())
+    return tuple(dict(row) for row in connection.execute(query).mappings())

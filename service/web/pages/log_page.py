@@ -369,7 +369,7 @@ def _read_entries(
 ) -> list[dict[str, Any]]:
     """Return log entries in sentences that begin with their actors, and their content as logged.
 
-    ``page`` is that of an entry's subject, or None.
+    ``page`` is that of an entry's subject, or None, and ``plan`` the name of its plan, if any.
     """
     entries = [json.loads(leaf.content) for leaf in leaves]
     plans = _plan_names(connection, {entry["subject"] for entry in entries})
@@ -377,6 +377,7 @@ def _read_entries(
         {
             **entry,
             "index": leaf.leaf_index,
+            "plan": plans.get(entry["subject"]),
             "sentence": sentence_of(entry, plans.get(entry["subject"])),
             "content": leaf.content,
             "leaf_hash": bytes(leaf.leaf_hash).hex(),

@@ -36,6 +36,7 @@ from affidavit.service.core.errors import DomainError, MalformedRequest
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import QueryModel
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.ledger.repository import dataset_names
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
 from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.web.dependencies import Services, TheServices
@@ -44,6 +45,7 @@ from affidavit.service.web.pages.access import (
     PolicyReader,
     page_actor,
 )
+from affidavit.service.web.pages.certificates import refused_choices
 from affidavit.service.web.pages.forms import SubmittedForm, number
 from affidavit.service.web.pages.plan_form import yaml_of
 from affidavit.service.web.pages.response import (
@@ -320,7 +322,11 @@ def _respond_waivers(
     versions = (stored.policy for stored in services.policies.versions())
     names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
     now = services.clock.now()
+    with services.engine.connect() as connection:
+        plans, datasets = refused_choices(connection), dataset_names(connection)
     view = {
+        "plans": plans,
+        "datasets": datasets,
         "waivers": [WaiverView.of(waiver, now) for waiver in services.policies.granted()],
         "names": names,
         "rules": sorted(WAIVABLE),

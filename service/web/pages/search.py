@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 from affidavit.service.core.clock import now_of
 from affidavit.service.identity.actor import Actor
 from affidavit.service.policies.policy_set import PolicySet
-from affidavit.service.tables.ledger import ledgers
+from affidavit.service.tables.ledger import ledgers, reservations
 from affidavit.service.tables.runs import run_leases, runs
 from affidavit.service.web.dependencies import TheServices
 from affidavit.service.web.pages.access import Anyone
@@ -94,13 +94,15 @@ def _find_all(
     for name in connection.scalars(budgets.limit(MAX_HITS)):
         yield "Data set", f"/datasets/{name}", name, "budget"
     matching = (
-        select(runs.c.id, run_leases.c.state)
+        select(runs.c.id, run_leases.c.state, reservations.c.name)
         .join(run_leases, run_leases.c.run_id == runs.c.id)
+        .join(reservations, reservations.c.id == runs.c.reservation_id)
         .where(runs.c.id.startswith(text.lower(), autoescape=True))
         .order_by(runs.c.id)
     )
     for row in connection.execute(matching.limit(MAX_HITS)):
-        yield "Run", f"/runs/{row.id}", row.id, row.state
+        named = f"{row.name} {row.id[:8]}" if row.name else row.id
+        yield "Run", f"/runs/{row.id}", named, row.state
     if may_open(actor, "/policies"):
         for policy in rules.policies.values():
             if policy.name.startswith(text):
