@@ -61,8 +61,10 @@ def log(document: Callable[..., dict[str, Any]]) -> Log:
     return log_of(certified(document(), SIGNER), 3, 9)
 
 
-def bundle_of(log: Log, cosigners: dict[str, datetime], **checkpoint: Any) -> dict[str, Any]:
-    result = log.bundle(9, **{"key": LOGGER, **checkpoint})
+def bundle_of(
+    log: Log, cosigners: dict[str, datetime], size: int = 9, **checkpoint: Any
+) -> dict[str, Any]:
+    result = log.bundle(size, **{"key": LOGGER, **checkpoint})
     note = result["log"]["checkpoint"]
     lines = (cosign(note, name, WITNESSES[name], at) for name, at in cosigners.items())
     result["log"]["checkpoint"] = note + "".join(lines)

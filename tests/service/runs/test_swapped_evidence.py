@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import combinations
+from typing import Any
 
 import pytest
 
-from affidavit.evidence import tell_story
-from affidavit.evidence.evidence_file import REPLAY, STORY
+from affidavit.evidence import Canaries, EvidenceError, tell_story, verify_evidence
+from affidavit.evidence.evidence_file import AUDIT, REPLAY, STORY
+from affidavit.plan import canonical_json
+from affidavit.service.core.database import writer
+from affidavit.service.identity.actor import CommandContext
+from affidavit.service.runs import repository
 from tests.browser.conftest import chromium  # noqa: F401
 from tests.service.runs.conftest import ON_SQLITE, Yard
-from tests.service.runs.test_evidence import MANIFEST, Made, fetch
-from tests.service.runs.test_verifier_page import compare_evidence, page, with_tests  # noqa: F401
-from tests.support.verifier_page import VerifierPage
+from tests.service.runs.test_evidence import CANARIES, MANIFEST, Made, audited, fetch, made_of
+from tests.service.runs.test_verifier_page import (
+    case_of,
+    compare_evidence,
+    page,  # noqa: F401
+    with_tests,
+)
+from tests.support.verifier_page import VerifierPage, outcome_of
 
 DECLARED = {"about.json", "audit.json", "keys.json"}
 """Of which nothing vouches for what may differ: a time, complaints, and keys for information."""
@@ -73,3 +84,54 @@ def test_both_reject_what_is_another_files(page: VerifierPage, yard: Yard) -> No
             assert step or alike, (what, changed)
             steps.add(step)
     assert steps >= {0, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13}
+
+
+def lie(what: str, audit: dict[str, Any]) -> dict[str, Any]:
+    other = Canaries.of(b"7" * 32, CANARIES.count, None)
+    changes: dict[str, dict[str, Any]] = {
+        "right": {"right": audit["right"] + 1},
+        "losses": {"losses": audited(right=6)["losses"]},
+        "fewer losses": {"losses": audit["losses"][1:]},
+        "plan": {"plan": "sha256:" + "0" * 64},
+        "type": {"type": "affidavit.replay/1"},
+        "canaries": {"canaries": json.loads(other.as_bytes())},
+        "count": {"canaries": {**audit["canaries"], "count": CANARIES.count + 2}},
+        "verdict": {"verdict": "refuted"},
+        "bound": {"epsilon_at_least": "0.1"},
+    }
+    return {**audit, **changes[what]}
+
+
+BOUNDS = {"verdict", "bound"}
+"""What only Python computes."""
+
+
+@ON_SQLITE
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "what",
+    ["right", "losses", "fewer losses", "plan", "type", "canaries", "count", *sorted(BOUNDS)],
+)
+def test_both_reject_an_audit_about_which_the_service_lies(
+    page: VerifierPage,  # noqa: F811
+    yard: Yard,
+    what: str,
+) -> None:
+    """It stores and logs another result than that of canaries and losses."""
+    honest = with_tests(yard)
+    made = made_of(yard, 10, canaries=True, again=True)
+    run = json.loads(made.files["about.json"])["run"]
+    context = CommandContext(actor="token:admin", at=datetime.now(UTC))
+    forged = canonical_json(lie(what, json.loads(honest.files[AUDIT])))
+    with writer(yard.engine).begin() as connection:
+        repository.add_test(connection, run, "audit", forged, context)
+    raw = fetch(yard, f"/v1/runs/{run}/evidence")
+    with pytest.raises(EvidenceError) as caught:
+        verify_evidence(raw, made.trusted)
+    assert (caught.value.step, caught.value.code) == (13, "evidence_mismatch")
+    (result,) = page.results([case_of(raw, made.trusted)])
+    if what in BOUNDS:
+        assert outcome_of(result) == (0, "held")
+        assert not result["steps"][12]["checked"]
+    else:
+        assert outcome_of(result) == (13, "evidence_mismatch")

@@ -130,6 +130,39 @@ def test_both_reject_every_forgery_at_the_same_step(page: VerifierPage, plan: An
     compare(page, cases, expected)
 
 
+def different_bundles(plan: Callable[..., dict[str, Any]], count: int) -> Iterator[bytes]:
+    """Bundles of plans that are certified, refused or under-noised, in logs of all sizes."""
+    chance = random.Random(seeded(100))
+    for number in range(count):
+        adjacency = chance.choice(("add_remove", "zero_out", "replace_one"))
+        noise = chance.choice((0.3, 5, 20, 41.5))
+        document = plan(
+            name=f"plan-{number}",
+            adjacency=adjacency,
+            steps=chance.randint(1, 90),
+            releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": noise}],
+        )
+        size = chance.randint(1, 40)
+        log = log_of(certified(document, SIGNER), chance.randrange(size), size)
+        bundle = bundle_of(log, dict.fromkeys(chance.sample(ALL, chance.randint(0, 3)), NOW), size)
+        if chance.random() < 0.2:
+            del bundle["log"]
+        yield json.dumps(bundle).encode()
+
+
+@pytest.mark.soak
+def test_both_say_the_same_of_100_bundles(page: VerifierPage, plan: Any) -> None:
+    trusted = forge(plan()).trusted
+    free = replace(trusted, policy=None)
+    found: set[tuple[int, str]] = set()
+    for raw in different_bundles(plan, 100):
+        cases = [case_of(raw, trusted), case_of(raw, free)]
+        expected = [of_bundle(case, of) for case, of in zip(cases, (trusted, free), strict=True)]
+        compare(page, cases, expected)
+        found |= set(expected)
+    assert {step for step, _ in found} == {0, 10, 11}
+
+
 def signed_status(**changes: Any) -> dict[str, Any]:
     listed = {
         **{"envelope": "sha256:" + "1" * 64, "certificate_id": "sha256:" + "2" * 64, "issue": 1},

@@ -43,7 +43,7 @@ def test_runs_that_do_not_conform_are_listed_before_other_failures(yard: Yard) -
     assert codes == ["not_conformant", "trainer_died", "trainer_died"]
     # What it was charged bounds nothing, and its data set says so.
     view = _view(yard, "/datasets/toy")
-    assert view["not_conformant"] == [wrong["id"]]
+    assert [run["run_id"] for run in view["not_conformant"]] == [wrong["id"]]
     page = yard.ask("GET", f"/runs/{wrong['id']}", "audit", accept="text/html").text
     assert "the run may have spent more" in page
 
