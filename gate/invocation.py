@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import typer
 from typer.main import get_command
@@ -71,6 +72,7 @@ def simplify_help(command: Any) -> Any:
     A list of commands shows the whole summary of each.
     """
     command.rich_markup_mode = None
+    command.get_params = _with_conversions(command.get_params)
     command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
     for parameter in command.params:
         if parameter.param_type_name == "argument":
@@ -81,3 +83,49 @@ def simplify_help(command: Any) -> Any:
     for subcommand in getattr(command, "commands", {}).values():
         simplify_help(subcommand)
     return command
+
+
+def _with_conversions(list_parameters: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+    """Let parameters, of which Typer adds ``--help`` late, convert their values by themselves."""
+
+    def convert_in(context: Any) -> list[Any]:
+        parameters = list_parameters(context)
+        for parameter in parameters:
+            built = getattr(parameter, "get_runtime_param", None)
+            if built is not None and not isinstance(built, _Conversion):
+                parameter.get_runtime_param = _Conversion(parameter)
+        return parameters
+
+    return convert_in
+
+
+class _Conversion:
+    """Converts the values of a parameter of Typer; texts and paths without pydantic.
+
+    Typer has pydantic build a validator for each parameter, also for one that is left out, and to
+    import pydantic takes longer than most commands.
+    """
+
+    def __init__(self, parameter: Any) -> None:
+        kind = parameter.type_descriptor.annotation
+        self._kind = get_args(kind)[0] if get_origin(kind) is list else kind
+        self._build = parameter.get_runtime_param
+
+    def __call__(self) -> _Conversion:
+        """Return what converts, as the method does that this replaces."""
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of ``param`` in its type; raises a usage error."""
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        if several and not isinstance(value, str) and all(map(self._is_plain, value)):
+            return [self._kind(item) for item in value]
+        if not several and self._is_plain(value):
+            return self._kind(value)
+        return self._build().coerce(value, param=param, ctx=ctx)
+
+    def _is_plain(self, value: Any) -> bool:
+        """Whether a value needs no validation: a text, a path, or a default in its type."""
+        return type(value) is self._kind or (self._kind is Path and isinstance(value, str | Path))

@@ -73,9 +73,7 @@ class Evaluator:
             entry = json.loads(path.read_bytes())
             if entry["checksum"] != digest_of(entry["judged"]):
                 raise ValueError("checksum mismatch")
-            from pydantic import TypeAdapter
-
-            return TypeAdapter(CheckResult).validate_python(entry["judged"])
+            return CheckResult.from_document(entry["judged"])
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

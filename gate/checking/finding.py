@@ -42,6 +42,13 @@ class Fix:
     edits: tuple[Edit, ...] = ()
     """Edits of the file; empty if the change must be made by hand."""
 
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Fix:
+        """Return the fix of the data that ``asdict`` makes of it."""
+        changes = tuple((pointer, old, new) for pointer, old, new in document["changes"])
+        edits = tuple(Edit(**edit) for edit in document["edits"])
+        return cls(**document | {"changes": changes, "edits": edits})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateFinding:
@@ -78,6 +85,11 @@ class GateFinding:
             column=reason.column,
         )
 
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> GateFinding:
+        """Return the finding of the data that ``asdict`` makes of it."""
+        return cls(**document | {"fixes": tuple(map(Fix.from_document, document["fixes"]))})
+
     @property
     def blocks(self) -> bool:
         """Whether the finding blocks the plan."""
@@ -110,6 +122,15 @@ class CheckResult:
     findings: tuple[GateFinding, ...]
     result: dict[str, Any] | None = None
     headline: str = ""
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> CheckResult:
+        """Return the result of the data that ``asdict`` makes of it.
+
+        Raises ``KeyError``, ``TypeError`` and ``ValueError`` for other data.
+        """
+        findings = tuple(map(GateFinding.from_document, document["findings"]))
+        return cls(**document | {"findings": findings, "exit": Exit(document["exit"])})
 
 
 def unreadable_result(file: str, reasons: Iterable[Reason], name: str | None = None) -> CheckResult:
