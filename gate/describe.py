@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from affidavit.gate.console import out, print_document, print_json, say, stop
 from affidavit.gate.options import JsonOption
-from affidavit.plan import CodeMeaning, code_meanings
+from affidavit.plan import CodeMeaning, code_meanings, published_schema, referenced_models
 from affidavit.plan import explain as meanings_of
 
 if TYPE_CHECKING:
@@ -51,9 +51,11 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a plan, or of one field."""
-    from affidavit.plan import plan_schema  # imports the models, which codes do not need
+    document = published_schema()
+    if document is None:
+        from affidavit.plan import plan_schema  # imports the models
 
-    document = plan_schema()
+        document = plan_schema()
     if field is not None:
         document = _find_field(document["$defs"], field)
     print_document(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
@@ -61,8 +63,6 @@ def schema(
 
 def _find_field(definitions: dict[str, Any], field: str) -> Any:
     """Return the schema of a field by its path; a single name may be in any definition."""
-    from affidavit.plan import referenced_models
-
     *owners, name = field.split(".")
     owning = [definitions["PlanOfOnePhase"]] if owners else list(definitions.values())
     for owner in owners:

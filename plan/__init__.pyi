@@ -93,7 +93,8 @@ from .parse import locate_in_document as locate_in_document
 from .parse import locate_in_text as locate_in_text
 from .parse import parse_plan as parse_plan
 from .parse import plan_from as plan_from
-from .parse import referenced_models as referenced_models
+from .published_schema import published_schema as published_schema
+from .published_schema import referenced_models as referenced_models
 from .schedule import exact_fraction as exact_fraction
 from .schedule import lots_per_epoch as lots_per_epoch
 from .serialization import as_document as as_document

@@ -32,6 +32,7 @@ from affidavit.plan.fields import (
     showing_fields,
     with_fields,
 )
+from affidavit.plan.published_schema import referenced_models
 from affidavit.plan.strict_parsing import Document, Path, Syntax, load_json, load_yaml
 from affidavit.plan.validators import find_conflicts
 
@@ -210,15 +211,6 @@ def _field_paths() -> dict[str, str]:
                     deeper += [(f"{prefix}{name}.", parts[reference]) for reference in below]
         level = deeper
     return paths
-
-
-def referenced_models(schema: Any) -> list[str]:
-    """Return the names of all models that a part of a schema refers to."""
-    if isinstance(schema, dict):
-        own = [schema["$ref"].rpartition("/")[2]] if "$ref" in schema else []
-        return own + [name for part in schema.values() for name in referenced_models(part)]
-    parts = schema if isinstance(schema, list) else []
-    return [name for part in parts for name in referenced_models(part)]
 
 
 _PLAN = DocumentSchema("a plan", _field_paths, "`affidavit schema`")

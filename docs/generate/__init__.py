@@ -37,6 +37,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/codes.md": codes.page,
     "../plan/codes.json": codes.data,
     "reference/plan.schema.json": plan_schema.schema_text,
+    "../plan/schema.json": plan_schema.schema_text,
     "reference/schemastore.json": plan_schema.catalog_entry,
     "../contributing/repositories.md": repositories.page,
     "reference/uses.md": uses.page,
