@@ -19,7 +19,7 @@ from affidavit.gate.exit_codes import Exit
 
 BLAS_TIMEOUT = ("OPENBLAS_THREAD_TIMEOUT", "20")
 """Let idle threads of OpenBLAS sleep after 2^20 cycles, instead of a third of a second."""
-COLLECTION_THRESHOLDS = (50_000, 20, 100)
+COLLECTION_THRESHOLD = 50_000
 """Objects of imported modules live as long as the process: to look for garbage among them again and
 again, and at the exit, takes a quarter of the time of ``affidavit certify``."""
 NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -37,7 +37,7 @@ def main() -> NoReturn:
     """Run the command in ``sys.argv`` and exit with its code."""
     for setting in (BLAS_TIMEOUT, NO_PLUGINS):
         os.environ.setdefault(*setting)
-    gc.set_threshold(*COLLECTION_THRESHOLDS)
+    gc.set_threshold(COLLECTION_THRESHOLD)
     code = run(lambda: _command(sys.argv[1:]))
     gc.freeze()
     sys.exit(code)
