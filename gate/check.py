@@ -161,7 +161,7 @@ def _trusted_cache() -> Path | None:
 
 
 def _with_status(stream: Iterator[T | Evaluating]) -> Iterator[T]:
-    """Yield what is told, and show on a terminal which plan is being evaluated."""
+    """Yield all other messages, and show on a terminal which plan is being evaluated."""
     label: str | None = None
     while True:
         with nullcontext() if label is None else show_status(f"checking {label}"):
