@@ -161,6 +161,10 @@ def _text(value: str) -> str:
     return html.escape(printable(value))
 
 
+def _shown(at: str) -> str:
+    return _text(at[:19].replace("T", " "))
+
+
 def _statement(bundle: Mapping[str, Any]) -> dict[str, Any]:
     statement: dict[str, Any] = json.loads(read_envelope(bundle["envelope"]).payload)
     return statement
@@ -178,7 +182,7 @@ def _head(about: Mapping[str, Any], predicate: Mapping[str, Any]) -> Iterator[st
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     yield f"<title>Evidence: {_text(name)}</title><style>{_STYLE}</style></head><body>"
     yield f"<h1>Evidence of a {subject}: {_text(name)}</h1>"
-    yield f"<p>On {_text(dataset)}, written {_text(about['at'])} by Affidavit "
+    yield f"<p>On {_text(dataset)}, written {_shown(about['at'])} UTC by Affidavit "
     yield f"{_text(about['release'])}. This page follows from the files beside it. It proves "
     yield "nothing by itself: verify the whole file offline with keys from a source that you trust:"
     yield "</p><pre><code>affidavit verify-evidence FILE --keyset keyset.json --root roots.json"
@@ -223,9 +227,10 @@ def _run(
     first, end = events[0]["body"], events[-1]["body"]
     yield f"<p>Run <code>{_text(about['run'])}</code> on the data "
     yield f"<code>{_text(str(first['request']['data']))}</code> with the model "
-    yield f"<code>{_text(str(first['request']['model']))}</code>. It {_text(end['event'])}"
     charged = end.get("steps_charged")
-    yield f", and {charged} steps were charged.</p>" if charged is not None else ".</p>"
+    steps = "" if charged is None else f", and {_text(str(charged))} steps were charged"
+    ended = "was cancelled" if end["event"] == "cancelled" else str(end["event"])
+    yield f"<code>{_text(str(first['request']['model']))}</code>. It {_text(ended)}{steps}.</p>"
     if "conformance.json" in files:
         checked = json.loads(files["conformance.json"])
         result = "conforms" if checked["conformant"] else "does <strong>not</strong> conform"
@@ -270,7 +275,7 @@ def _audit(files: Mapping[str, bytes], predicate: Mapping[str, Any]) -> Iterator
     yield "run record committed to the coins. From the losses that who added them declares, "
     yield f"{_text(str(audit['right']))} of {_text(str(counts['guesses']))} guesses of coins are "
     yield f"right. With confidence {_text(str(audit['confidence']))}, ε is at least {bound}; "
-    yield f"certified is at most {_text(str(guarantee['epsilon']['upper']))}: "
+    yield f"certified is at most {decimal_up(float(guarantee['epsilon']['upper']), 6)}: "
     yield f"<strong>{_text(audit['verdict'].replace('_', ' '))}</strong>. An audit proves no "
     yield "guarantee; it can only refute one.</p>"
 
@@ -278,7 +283,7 @@ def _audit(files: Mapping[str, bytes], predicate: Mapping[str, Any]) -> Iterator
 def _happened(entries: list[dict[str, Any]], plan: str | None) -> Iterator[str]:
     yield "<h2>What happened</h2><p>By the log, which only grows. Times are in UTC.</p><table>"
     for entry in entries:
-        at = _text(str(entry["at"])[:19].replace("T", " "))
+        at = _shown(entry["at"])
         yield f'<tr><td class="at">{at}</td><td>{_text(sentence_of(entry, plan))}</td></tr>'
     yield "</table>"
 
