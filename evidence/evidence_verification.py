@@ -277,12 +277,14 @@ class _Check:
         self.note(6, f"{len(stated_items)} decisions and {len(revoked)} revocations, as logged")
 
     def status_list(self) -> None:
-        """A list of the time of file and checkpoint, which has a revocation that the log has."""
+        """The service's list, of the time of file and checkpoint, with a logged revocation."""
         try:
             listed, _ = read_status(part_of(self.files, "status.json", 7), self.trusted)
         except VerificationError as error:
             raise EvidenceError(7, error.code, error.message, error.remedy) from None
         envelope = read_envelope(self.bundle["envelope"])
+        if envelope.key_id not in listed.keys:
+            raise _mismatch(7, "status.json", "a list of another service")
         try:
             late = parse_instant(self.about["at"]) > parse_instant(listed.next_update)
         except ALTERED:

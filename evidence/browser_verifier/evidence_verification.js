@@ -261,6 +261,9 @@ class EvidenceCheck {
     } catch (error) {
       throw error instanceof StepError ? new StepError(7, error.code, error.message) : error;
     }
+    if (!content.keys.includes(this.envelope.keyId)) {
+      throw mismatch(7, "status.json", "a list of another service");
+    }
     const end = parseInstant(content.next_update);
     const refusal = () => mismatch(7, "about.json", "no time");
     if ((await reading(refusal, () => parseInstant(this.about.at))) > end) {

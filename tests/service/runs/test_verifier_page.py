@@ -27,6 +27,7 @@ from affidavit.evidence.evidence_file import _write_zip
 from affidavit.plan import canonical_json, load_json
 from affidavit.trust import (
     KeyFailure,
+    KeyRole,
     KeysetError,
     PublicKey,
     Roots,
@@ -53,7 +54,7 @@ from tests.support.hostile_files import (
     altered_zip,
     weak_key,
 )
-from tests.support.logged_certificate import NOW, ORIGIN, Log, certified, log_of
+from tests.support.logged_certificate import NOW, ORIGIN, Log, certified, key_for, log_of
 from tests.support.random_seeds import seeded
 from tests.support.verifier_page import (
     ROOT,
@@ -469,14 +470,20 @@ def compare_evidence(
 def run_evidence(page: VerifierPage, made: Made, count: int) -> None:
     """With what looks like a timestamp."""
     completed = complete_evidence(made.raw, None, lambda _: b"a reply")
-    trusted = replace(made.trusted, at=datetime.now(NOW.tzinfo))
+    other = key_for(KeyRole.STATUS)
+    keys = (*made.trusted.keys, other.public)
+    trusted = replace(made.trusted, keys=keys, at=datetime.now(NOW.tzinfo))
     made = replace(made, raw=completed, trusted=trusted)
+    listed = signed_content(json.loads(made.files["status.json"]))
+    elsewhere = canonical_json({**listed, "keys": [other.key_id]})
+    envelope = sign_envelope(elsewhere, other, STATUS_TYPE).as_document()
     about = json.loads(made.files["about.json"])
     odd = [
         *(
             made.with_files(**{"about.json": canonical_json({**about, "release": value})})
             for value in ({}, [[{}]], None, 3)
         ),
+        made.with_files(**{"status.json": canonical_json(envelope)}),
         # A file of each name that is listed as it is, so that each step has something to reject.
         *(made.with_files(**{name: b"{}"}) for name in made.files if name != MANIFEST),
     ]
