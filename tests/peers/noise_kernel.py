@@ -1,4 +1,4 @@
-"""The kernel of noise makes the variates of the tensor operations.
+"""The kernels of noise and of its test give what the tensor operations give.
 
 ``make try-peers`` runs this by Triton's interpreter, in an environment that has Triton.
 """
@@ -43,4 +43,26 @@ print("the same")
 
 def test_the_kernel_makes_the_same_variates() -> None:
     finished = interpreted(COMPARED)
+    assert finished.stdout.strip() == "the same", finished.stderr
+
+
+ADDED_UP = """
+import torch
+from affidavit.trainer.noise import noise_statistics
+from affidavit.trainer.noise.fused import piece_sums
+
+noise_statistics.MAX_SUMS = 64
+shapes = {"w": (700,), "one": (1,), "table": (33, 40), "same": (700,), "bias": (5,)}
+test = noise_statistics.NoiseTest(
+    dict.fromkeys(shapes, "all"), {n: torch.Size(of).numel() for n, of in shapes.items()}
+)
+sums = {name: torch.randn(of) for name, of in shapes.items()}
+found = piece_sums([sums[name] for name in test._order], test._terms.tolist())
+torch.testing.assert_close(found, test.read(sums), rtol=1e-5, atol=1e-5)
+print("the same")
+"""
+
+
+def test_the_kernel_adds_up_the_same_entries() -> None:
+    finished = interpreted(ADDED_UP)
     assert finished.stdout.strip() == "the same", finished.stderr

@@ -1,4 +1,4 @@
-"""Normal variates in one GPU kernel.
+"""Normal variates, and the sums by which they are tested, in one GPU kernel each.
 
 The variates equal those of ``affidavit.trainer.noise.normal``, except for the last digits of the
 device's logarithm, sine and cosine. A keystream from the CPU would have to be copied. Here, each
@@ -166,10 +166,7 @@ def write_normals(
     if not before:
         return
     named = struct.unpack("<5q", key + struct.pack("<Q", step))
-    content = torch.tensor([*named, *rows], dtype=torch.int64)
-    table = (content.pin_memory() if device.type == "cuda" else content).to(
-        device, non_blocking=True
-    )
+    table = _to_device([*named, *rows], device)
     _add_pairs[(before,)](
         table[5:],
         table.view(torch.int32),
@@ -177,4 +174,53 @@ def write_normals(
         adds=scales is not None,
         lanes=LANES,
         fields=FIELDS,
+    )
+
+
+@triton.jit
+def _add_pieces(  # type: ignore[no-untyped-def]
+    table, owners, out, longest: tl.constexpr, block: tl.constexpr
+):
+    """Add up one piece, of at most ``longest`` entries, of a tensor that ``owners`` names."""
+    program = tl.program_id(0)
+    row = table + tl.load(owners + program) * 4
+    source = tl.load(row).to(tl.pointer_type(tl.float32))
+    count, length, before = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+    first = (program - before) * length
+    last = tl.minimum(first + length, count)
+    total = tl.zeros((block,), tl.float64)
+    for start in range(0, longest, block):
+        at = first + start + tl.arange(0, block)
+        total += tl.load(source + at, mask=at < last, other=0.0).to(tl.float64)
+    tl.store(out + program, tl.sum(total))
+
+
+PIECE_LANES = 256
+"""Entries that a program adds at once."""
+
+
+def piece_sums(tensors: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """Return the sums of so many consecutive entries of each tensor, in float64, by one kernel.
+
+    The last sum of a tensor may have fewer. Tensors are contiguous, in float32, and of any shape;
+    the sums of one follow those of another, (sums,).
+    """
+    device, rows, programs, before = tensors[0].device, [], [], 0
+    for item, length in zip(tensors, lengths, strict=True):
+        rows += [item.data_ptr(), item.numel(), length, before]
+        programs.append(-(-item.numel() // length))
+        before += programs[-1]
+    out = torch.empty(before, dtype=torch.float64, device=device)
+    table = _to_device(rows, device)
+    _add_pieces[(before,)](
+        table, _owners(tuple(programs), device), out, longest=max(lengths), block=PIECE_LANES
+    )
+    return out
+
+
+def _to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Copy them without waiting for the device."""
+    content = torch.tensor(numbers, dtype=torch.int64)
+    return (content.pin_memory() if device.type == "cuda" else content).to(
+        device, non_blocking=True
     )

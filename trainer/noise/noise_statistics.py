@@ -48,6 +48,7 @@ from torch import Tensor
 from affidavit.mechanisms import noise_law
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.trainer.errors import RunFailure
+from affidavit.trainer.noise.normal import has_kernel
 from affidavit.trainer.norm_bounds import HALF_TYPES
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -119,8 +120,14 @@ class NoiseTest:
     def read(self, sums: Mapping[str, Tensor]) -> Tensor:
         """Return sums of consecutive entries of all tensors, in float64, of one dimension.
 
-        Each of ``sums`` has its tensor's shape. Small tensors of one kind are added up at once.
+        Each of ``sums`` has its tensor's shape. Small tensors of one kind are added up at once, or
+        all by a kernel where there is one.
         """
+        every = [sums[name] for name in self._order]
+        if every and all(has_kernel(item) and item.is_contiguous() for item in every):
+            from affidavit.trainer.noise.fused import piece_sums
+
+            return piece_sums(every, self._terms.tolist())
         parts: list[Tensor] = []
         for names in self._alike:
             entries, length = [sums[name].reshape(-1) for name in names], self._lengths[names[0]]
