@@ -86,17 +86,22 @@ def orthogonalize(
     iterate = wide / scale
     if dtype is not None:
         iterate = iterate.to(dtype)
+    series = coefficients(degree)
+    identity = torch.eye(iterate.shape[-2], dtype=iterate.dtype, device=iterate.device)
+    scaled = series[-2] * identity
     for _ in range(steps):
-        iterate = _step(iterate, coefficients(degree))
+        iterate = _step(iterate, series, identity, scaled)
     iterate = iterate.to(matrices.dtype)
     return iterate if wide is matrices else iterate.mT
 
 
-def _step(iterate: Tensor, series: tuple[float, ...]) -> Tensor:
-    """Return p_κ(Y Yᵀ) Y by Horner's rule in I - Y Yᵀ, which is accurate near 1."""
-    identity = torch.eye(iterate.shape[-2], dtype=iterate.dtype, device=iterate.device)
+def _step(iterate: Tensor, series: tuple[float, ...], identity: Tensor, scaled: Tensor) -> Tensor:
+    """Return p_κ(Y Yᵀ) Y by Horner's rule in I - Y Yᵀ, which is accurate near 1.
+
+    ``scaled`` is the identity times the last coefficient but one.
+    """
     rest = torch.baddbmm(identity, iterate, iterate.mT, alpha=-1)
-    polynomial = series[-1] * rest + series[-2] * identity
+    polynomial = torch.add(scaled, rest, alpha=series[-1])
     for coefficient in series[-3::-1]:
         polynomial = torch.baddbmm(identity, polynomial, rest, beta=coefficient)
     return polynomial @ iterate
