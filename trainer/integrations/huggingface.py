@@ -172,6 +172,8 @@ class PrivateTrainer(Trainer):
                 "records at a time.", args.gradient_accumulation_steps, self._train_batch_size,
             )  # fmt: skip
             args.gradient_accumulation_steps = 1
+        if self.compute_loss_func is not None:
+            LOG.warning("compute_loss_func evaluates, but trains nothing: private has the losses.")
         if args.max_grad_norm:
             LOG.warning(
                 "max_grad_norm=%g has no effect: each record's gradient is clipped to clip_norm.",

@@ -272,12 +272,15 @@ def test_it_stops_early_on_public_data_and_loads_the_best_model(tmp_path: Path) 
 
 def test_what_has_no_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "affidavit"):
-        trainer(
+        here = trainer(
             tmp_path, small_model(), num_train_epochs=3, max_grad_norm=1.0,
             gradient_accumulation_steps=2,
-        ).train()  # fmt: skip
+        )  # fmt: skip
+        here.compute_loss_func = nn.functional.cross_entropy
+        here.train()
     said = " ".join(record.getMessage() for record in caplog.records)
-    for name in ("num_train_epochs", "max_grad_norm", "gradient_accumulation_steps"):
+    effectless = "num_train_epochs", "max_grad_norm", "gradient_accumulation_steps"
+    for name in (*effectless, "compute_loss_func"):
         assert name in said
 
 
