@@ -34,6 +34,8 @@ class UntrainedTensors:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
+        groups = optimizer.param_groups
+        self._trained = {id(p) for group in groups for p in group["params"] if p.requires_grad}
         self._marks: dict[str, Mark] = {}
         self._checksums: dict[str, int] = {}
         self._state: dict[tuple[int, str], Mark] = {}
@@ -70,7 +72,9 @@ class UntrainedTensors:
         for path, layer in self._model.named_modules():
             for stored in (layer._parameters, layer._buffers):
                 for name, item in stored.items():
-                    if item is None or item.requires_grad or is_sharded(item) or item.is_meta:
+                    if item is None or item.requires_grad or id(item) in self._trained:
+                        continue
+                    if is_sharded(item) or item.is_meta:
                         continue
                     if name not in layer._non_persistent_buffers_set:
                         yield f"{path}.{name}".lstrip("."), item
