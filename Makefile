@@ -144,7 +144,7 @@ site: install ## the documentation in build/site; a broken link fails
 bench: install-trainer ## both pages benchmarks.md, in hours; BENCHES="gate service" runs some
 	$(BIN)/python -m bench.all $(BENCHES)
 
-bench-gpu: install-trainer ## check and time everything on a CUDA device
+bench-gpu: install-trainer ## check and time everything on a CUDA device, in five minutes
 	PYTHONPATH=. $(BIN)/python bench/gpu/run.py
 
 bench-gpu-model: install-trainer ## count launches and bytes at real sizes, without a device

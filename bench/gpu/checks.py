@@ -5,13 +5,17 @@ matrix unit   products of bfloat16 operands into float32 err by no more than the
 clipping      what a record adds never passes the clip norm, plain or cancelling, in bfloat16
 sums          the clipped sums of a small GPT-2 in float32 are those of float64, and so are those
               of matrices in bfloat16, of which one record is discarded
-noise         variates on the device are those of the processor, up to the last digits
+noise         variates on the device are those of the processor, up to the last digits, and so are
+              the sums of entries by which noise is tested
+graph         a private microbatch is one graph, which adds for other records what they add eagerly;
+              on a device the host launches that graph and nothing else
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import graph
 import torch
 from torch import Tensor
 
@@ -19,6 +23,7 @@ from affidavit.trainer.clipping.ghost_norm import LinearFactors, batched_matmul
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
 from affidavit.trainer.models.layout import group_hidden_matrices
+from affidavit.trainer.noise.noise_statistics import NoiseTest
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.norm_bounds import MATRIX_UNIT_ERROR, rounding_bound
 from examples.train.gpt2 import GPT2, GPT2Config, LanguageModel
@@ -35,6 +40,7 @@ def all_checks(device: str, *, small: bool) -> dict[str, str]:
         "clipping": clipping,
         "sums": sums,
         "noise": noise,
+        "graph": graph_of_microbatch,
     }
     return {name: check(device, small) for name, check in checks.items()}
 
@@ -82,8 +88,8 @@ def clipping(device: str, small: bool) -> str:
     return f"contributions are {least:.3f} to {most:.6f} of the clip norm"
 
 
-def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Of one lot of made-up text on a small GPT-2."""
+def small_model(device: str, dtype: torch.dtype) -> tuple[LanguageModel, PrivateModel]:
+    """A small GPT-2 by matrix."""
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 40, "n_positions": 16}
     module = GPT2(GPT2Config.parsed(shape), seed=3).to(device, dtype)
     matrices = [n for n, p in module.named_parameters() if ".h." in n and p.ndim == 2]
@@ -93,7 +99,12 @@ def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
         BlockSpec(name=str(place), clip_norm=CLIP_NORM, names=group.names)
         for place, group in enumerate(groups)
     ]
-    private = PrivateModel(module, specs)
+    return model, PrivateModel(module, specs)
+
+
+def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Of one lot of made-up text."""
+    model, private = small_model(device, dtype)
     batch = tuple(item.to(device) for item in model.made_up(9))
     private.accumulate(lambda: model.losses(batch), records=9)
     return {name: item.double().cpu() for name, item in private.sums().items()}
@@ -122,4 +133,30 @@ def noise(device: str, small: bool) -> str:
     here = standard_normal(key, step=5, tensor=7, shape=shape)
     worst = float((there - here).abs().max())
     assert worst <= 1e-4, f"variates differ by {worst:.1e}"
-    return f"variates differ by at most {worst:.1e}"
+    test = NoiseTest({"z": "z"}, {"z": shape[0]})
+    gap = float((test.read({"z": there.to(device)}).cpu() - test.read({"z": there})).abs().max())
+    assert gap <= 1e-3, f"sums of variates differ by {gap:.1e}"
+    return f"variates differ by at most {worst:.1e}, and their sums by {gap:.1e}"
+
+
+def graph_of_microbatch(device: str, small: bool) -> str:
+    """The largest relative difference of a sum, and what was launched."""
+    del small
+    model, private = small_model(device, torch.float32)
+    first, second = (
+        tuple(item[rows].to(device) for item in model.made_up(8))
+        for rows in (slice(4), slice(4, 8))
+    )
+    replay, found = graph.captured(private, lambda *of: model.losses(of), first)
+    for total in found.values():
+        total.zero_()
+    replay(*second)
+    found = {name: total.clone() for name, total in found.items()}
+    launches = graph.launches_of(replay, second) if device == "cuda" else {"traced": 1}
+    assert sum(launches.values()) == 1, f"a microbatch is not one launch: {launches}"
+    private.clear_sums()
+    private.accumulate(lambda: model.losses(second), records=4)
+    exact = private.sums()
+    worst = max(float((found[n] - item).norm() / item.norm()) for n, item in exact.items())
+    assert worst <= 1e-5, f"the sums of a graph differ by {worst:.1e}"
+    return f"one launch, and sums differ by at most {worst:.1e} of themselves"

@@ -1,6 +1,6 @@
 """Count what a private microbatch and step ask of a GPU, without one.
 
-GPT-2 small and a Llama of 1.1 billion, at their real sizes and under bfloat16 autocast, run on
+The models of ``run.py``, at their real sizes and under bfloat16 autocast, run on
 tensors without contents, and take the ways that they take on a GPU. Each operation that starts a
 kernel is counted with the bytes that it reads and writes (a tensor that it gets twice is read once)
 and its multiplications. ``_foreach`` operations are counted by the launches that PyTorch cuts them
@@ -28,20 +28,21 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from run import CASES, TINY, Case, model_of
+from graph import traced_microbatch
+from run import CASES, TINY, Case, Model, model_of
 from run import private as private_step
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from affidavit.trainer.clipping import ghost_norm, kernel_sizes
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.requirements import BlockSpec
+from affidavit.trainer.noise.noise_statistics import NoiseTest
+from affidavit.trainer.noise.source import NoiseSource
 from affidavit.trainer.norm_bounds import upcast
-from examples.train.gpt2 import LanguageModel
 
 TRAINER = str(Path(ghost_norm.__file__).parents[1])
 
@@ -121,7 +122,7 @@ class Count(TorchDispatchMode):
             return result
         if name == "zero_records_":
             written = [args[1]]  # records are lost so seldom that no more than this is touched
-        elif name in ("add_bmm_", "gram_of_rows_"):
+        elif name in ("add_bmm_", "gram_of_rows_", "at_once_"):
             written = [args[0]]
         elif name.startswith("_foreach") and name.endswith("_"):
             written = list(args[0])
@@ -242,6 +243,10 @@ _LIBRARY.define("add_bmm_(Tensor(a!) total, Tensor a, Tensor b) -> ()")
 torch.library.register_fake("bench::add_bmm_", lambda *_: None, lib=_LIBRARY)
 
 
+_LIBRARY.define("at_once_(Tensor(a!) result) -> ()")
+torch.library.impl("bench::at_once_", "CPU", lambda _: None, lib=_LIBRARY)
+
+
 def _add_bmm(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     torch.ops.bench.add_bmm_(total, a, b)  # baddbmm, for which PyTorch has no shapes by out_dtype
     return total
@@ -276,61 +281,57 @@ def without_contents() -> Iterator[None]:
         yield
 
 
-def _private(model: LanguageModel, *, is_flat: bool = False) -> PrivateModel:
-    groups = [group.names for of in model.blocks().values() for group in of]
-    names = [tuple(name for of in groups for name in of)] if is_flat else groups
+def _private(model: Model) -> PrivateModel:
+    names = [group.names for of in model.blocks().values() for group in of]
     specs = [BlockSpec(name=str(n), clip_norm=0.1, names=of) for n, of in enumerate(names)]
     return PrivateModel(model.module, specs)
 
 
-def _losses(model: LanguageModel, batch: tuple[Tensor, ...]) -> Tensor:
+def _losses(model: Model, batch: tuple[Tensor, ...]) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return model.losses(batch[:2])
 
 
-def microbatches(case: Case, *, is_flat: bool = False) -> tuple[Count, Count]:
+def microbatches(case: Case) -> tuple[Count, Count]:
     """Count a plain and a private microbatch; each adds to what another of its lot left."""
     with without_contents():
         model = model_of(case, "cpu")
-        shape = (case.microbatch, case.tokens + 1)
+        records, shape = case.microbatch, (case.microbatch, case.size + 1)
         batch = torch.zeros(shape, dtype=torch.long), torch.ones(shape, dtype=torch.bool)
+        if case.has_images:
+            batch = torch.zeros(records, 3, case.size, case.size), batch[0][:, 0]
         losses = partial(_losses, model, batch)
         (losses().sum() / case.lot).backward()
         with Count() as plain:
             (losses().sum() / case.lot).backward()
         for parameter in model.module.parameters():
             parameter.grad = None
-        private = _private(model, is_flat=is_flat)
-        private.accumulate(losses, records=case.microbatch)
+        private = _private(model)
+        private.accumulate(losses, records=records)
         with Count() as counted:
-            private.accumulate(losses, records=case.microbatch)
+            private.accumulate(losses, records=records)
     return plain, counted
 
 
 def graph_of_microbatch(
-    model: LanguageModel, batch: tuple[Tensor, ...], losses: Callable[..., Tensor] = _losses
+    model: Model, batch: tuple[Tensor, ...], losses: Callable[..., Tensor] = _losses
 ) -> tuple[GraphModule, PrivateModel]:
     """Return the graph from ``batch`` to the losses and clipped sums of a private microbatch.
 
-    ``batch`` has tokens and whether they count, (n, T + 1), and what else ``losses`` needs. The
-    graph has the operations of both passes and of clipping, in their order, so that no Python runs
-    between them and the host reads no value. Also returns what it was traced from.
+    ``batch`` has tokens and whether they count, (n, T + 1), and what else ``losses`` needs. Also
+    returns what it was traced from.
     """
-    private, records = _private(model), len(batch[0])
-
-    def run(*batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        private.clear_sums()
-        of_records = private.accumulate(partial(losses, model, batch), records=records)
-        return of_records, private.sums()
-
-    run(*batch)
-    return make_fx(run)(*batch), private
+    private = _private(model)
+    return traced_microbatch(private, lambda *of: losses(model, of), batch), private
 
 
 def step_launches() -> dict[str, int]:
-    """Count the rest of a step of GPT-2's 149 tensors, which are small here, by its parts."""
+    """Count the rest of a step of GPT-2's 149 tensors, which are small here, by its parts.
+
+    Noise and the sums of its test are those of a GPU: one kernel each.
+    """
     case = Case(
-        model="GPT-2", tokens=8, lot=8, microbatch=8, repeats=1, shape={**TINY, "n_layer": 12}
+        model="GPT-2", size=8, lot=8, microbatch=8, repeats=1, shape={**TINY, "n_layer": 12}
     )
     step, state = private_step(case, "cpu")
     step()
@@ -345,7 +346,18 @@ def step_launches() -> dict[str, int]:
 
         return run
 
+    def at_once(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with _disable_current_modes():
+                result = function(*args)
+            torch.ops.bench.at_once_(result if isinstance(result, Tensor) else torch.zeros(1))
+            return result
+
+        return run
+
     with ExitStack() as stack:
+        for owner, name in ((NoiseTest, "read"), (NoiseSource, "add_to")):
+            stack.enter_context(patch.object(owner, name, at_once(getattr(owner, name))))
         for owner, name in (
             (state.noise_test, "read"),
             (state.noise_test, "observe"),
@@ -362,18 +374,17 @@ def main(arguments: Sequence[str]) -> int:
     """Write the table."""
     sys.stdout.write(f"{'':44} {'launches':>17} {'GB':>17} {'model, ms':>17}\n")
     for case in CASES:
-        for is_flat in (False, True) if case.model == "GPT-2" else (False,):
-            plain, private = microbatches(case, is_flat=is_flat)
-            pairs = (
-                (private.count, plain.count),
-                (private.bytes / 1e9, plain.bytes / 1e9),
-                (private.seconds * 1e3, plain.seconds * 1e3),
-            )
-            cells = " ".join(f"{a:6.0f}/{b:<5.0f}{a / b:5.2f}" for a, b in pairs)
-            sys.stdout.write(f"{case.name + (', flat' if is_flat else ''):44} {cells}\n")
-            if "--where" in arguments:
-                for place, count, moved, ms in private.by_place()[:24]:
-                    sys.stdout.write(f"    {count:6d} {moved:8.2f} GB {ms:8.2f} ms  {place}\n")
+        plain, private = microbatches(case)
+        pairs = (
+            (private.count, plain.count),
+            (private.bytes / 1e9, plain.bytes / 1e9),
+            (private.seconds * 1e3, plain.seconds * 1e3),
+        )
+        cells = " ".join(f"{a:6.0f}/{b:<5.0f}{a / b:5.2f}" for a, b in pairs)
+        sys.stdout.write(f"{case.name:44} {cells}\n")
+        if "--where" in arguments:
+            for place, count, moved, ms in private.by_place()[:24]:
+                sys.stdout.write(f"    {count:6d} {moved:8.2f} GB {ms:8.2f} ms  {place}\n")
     sys.stdout.write(f"the rest of a step of 149 tensors: {step_launches()}\n")
     return 0
 

@@ -61,8 +61,9 @@ def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
 ) -> None:
     case = launches.CASES[place]
     name = "n_layer" if case.model == "GPT-2" else "layers"
-    case = replace(case, shape={**case.shape, name: layers})
-    plain, private = launches.microbatches(case, is_flat=is_flat)
+    kind = "flat" if is_flat else "by matrix"
+    case = replace(case, shape={**case.shape, name: layers}, kind=kind)
+    plain, private = launches.microbatches(case)
     assert private.count <= most_launches * plain.count
     assert private.bytes <= most_bytes * plain.bytes
     assert private.waits == []
@@ -110,11 +111,11 @@ def test_the_graph_adds_what_a_microbatch_does(
 
 
 def test_the_rest_of_a_step_launches_few_kernels(launches: ModuleType) -> None:
-    """Most of its 149 tensors are updated, tested and released together."""
+    """Most of its 149 tensors are updated together; noise and each reading are one kernel."""
     parts = launches.step_launches()
-    assert parts["_update"] <= 220
+    assert parts["_update"] <= 150
     assert parts["_require_finite"] <= 10
-    assert parts["release"] <= 320
+    assert parts["release"] - parts["_update"] <= 30
 
 
 def test_launches_and_waits_are_counted(launches: ModuleType) -> None:
