@@ -269,15 +269,11 @@ class CallUses:
             return False
         if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
             return name in NAMES["reading_builtins"]
-        use = find_function(self.script, call)
-        if use is not None:
-            return use.gives in ("value", "same", "each", "along", "loss", "")
         base = (
             self.kinds.kinds(call.func.value) if isinstance(call.func, ast.Attribute) else NOTHING
         )
-        if "model" in base:
-            return False
-        return bool(base & SECRETS) or name in ("append", "get", "format", "join", "items")
+        tells = bool(base & SECRETS) or name in ("append", "get", "format", "join", "items")
+        return tells and "model" not in base
 
     def _of_method(
         self, call: ast.Call, base: Kinds, name: str, passed: list[tuple[int | str, ast.expr]]
@@ -429,7 +425,7 @@ class CallUses:
         """Say why a lot that a loop takes from the records may be that of another step."""
         if "data" not in self.kinds.kinds(node.value) or isinstance(node.slice, ast.Constant):
             return None
-        steps = {*self.values.updates, *optimizer_steps(self.values)}
+        steps = optimizer_steps(self.values)
         loops = {loop for step in steps for loop in enclosing_loops(self.values, step)}
         if loops.isdisjoint(self.script.ancestors(node)):
             return None

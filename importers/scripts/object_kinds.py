@@ -765,23 +765,17 @@ class ObjectKinds:
             return frozenset({"count"}) if taken & {"lot", "rows"} else NOTHING
         if name == "next":
             return self.element(taken)
-        if name in ("super",):
-            owner = next((o for o in self.script.ancestors(call)
-                          if isinstance(o, ast.ClassDef)), None)  # fmt: skip
-            return (
-                frozenset({"model"})
-                if owner is not None and self.is_model_class(owner)
-                else (NOTHING)
-            )
-        if name in ("list", "tuple", "iter", "enumerate", "zip", "reversed", "dict", "tqdm",
-                    "range", "sorted", "set"):  # fmt: skip
-            return taken if name not in ("range", "sorted", "set") else as_value(taken)
-        if name in ("str", "repr") and taken & {"data", "lots", "lot", "rows"}:
+        if name == "super":
+            around = (o for o in self.script.ancestors(call) if isinstance(o, ast.ClassDef))
+            owner = next(around, call)
+            return frozenset({"model"}) if self.is_model_class(owner) else NOTHING
+        if (
+            name in ("list", "tuple", "iter", "enumerate", "zip", "reversed", "dict", "tqdm")
+            or (name in ("str", "repr") and taken & {"data", "lots", "lot", "rows"})
+            or (name == "sum" and taken & SECRETS == {"loss"})
+        ):
             return taken
-        if name in ("int", "float", "str", "repr", "round", "abs", "sum", "max", "min", "any",
-                    "all", "bool", "map", "filter", "format"):  # fmt: skip
-            if name == "sum" and taken & SECRETS == {"loss"}:
-                return taken
+        if name in NAMES["reading_builtins"]:
             return as_value(taken)
         # A name that nothing binds is an error, or what a part of a script leaves out.
         if not taken & (SECRETS - {"data", "lots"}):

@@ -356,10 +356,6 @@ class ScriptPlanReader(Quantities):
             for node, key in known:
                 if self.is_poisson is not False or FAULTS[key].schemes is None:
                     self._add_fault(key, node)
-        chain = self.script.parents[self.call]
-        if isinstance(chain, ast.Call) and last_name(chain.func) == "chain":
-            after = chain.args[0] is not self.call  # what stands before it gets the whole lot
-            self._add_fault("joined_records", chain if after else None)
         for rule in self.library.rules:
             satisfied = [
                 satisfies_requirement(value, requirement, lot)

@@ -201,9 +201,6 @@ class Quantities:
             self.unread[pointer] = "steps_per_epoch or initial_epoch changes its length."
             return None
         if self.library.runs is not None:
-            if (other := self._other_trainer()) is not None:
-                self.unread[pointer] = f"line {other.lineno}: {source_text(other)} may train too."
-                return None
             runs = [
                 use
                 for use in attributes_used_of(self.script, self.call)
@@ -230,19 +227,6 @@ class Quantities:
             self.uncounted_training = (node, count) if name == "epochs" else None
             return None
         return None if times.is_epochs else count * times.count
-
-    def _other_trainer(self) -> ast.expr | None:
-        """Find another trainer of the script, or a search that uses this one."""
-        for call in self.script.calls:
-            is_trainer = (last_name(call.func) or "").endswith("Trainer") and call is not self.call
-            if is_trainer and not exclude_each_other(self.script, call, self.call):
-                return call
-        searches = (
-            use
-            for use in attributes_used_of(self.script, self.call)
-            if use.attr in OTHER_TRAINING_METHODS
-        )
-        return next(searches, None)
 
     def read(
         self,

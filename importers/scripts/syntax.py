@@ -399,7 +399,7 @@ class Script:
         name = getattr(function, "name", None)
         owner = self.parents.get(function)
         if isinstance(owner, ast.ClassDef) and name == "__init__":
-            return [*self.references_to(owner), *self._super_inits(owner)]
+            return self.references_to(owner)  # and not as a base class, which is no call
         method = isinstance(owner, ast.ClassDef)
         return [
             node
@@ -423,25 +423,6 @@ class Script:
         return isinstance(node.ctx, ast.Load) and (
             not bindings or any(binding.node is function for binding in bindings)
         )
-
-    def _super_inits(self, owner: ast.ClassDef) -> list[ast.expr]:
-        """Return calls of ``__init__`` that may reach this class from its subclasses."""
-        heirs = [
-            node
-            for node in self.nodes
-            if isinstance(node, ast.ClassDef)
-            and any(last_name(base) == owner.name for base in node.bases)
-        ]
-        return [
-            node
-            for node in self.nodes
-            if isinstance(node, ast.Attribute)
-            and node.attr == "__init__"
-            and (
-                last_name(node.value) == owner.name
-                or any(heir in self.ancestors(node) for heir in heirs)
-            )
-        ]
 
 
 def parse_script(source: str | bytes) -> ast.Module:

@@ -289,6 +289,8 @@ def test_a_method_of_a_class_of_the_file_has_arguments_of_its_own() -> None:
         ENGINE + "e.detach()\nfor i in range(3):\n    optimizer.step(loss=l)\n",
         JAX + CONFIG + "from dataclasses import replace\nc = replace(c, noise_multiplier=0.1)\n",
         JAX + CONFIG + "c = c.replace(noise_multiplier=0.1)\n",
+        TRAINER + "trainer.train()\ntransformers.Trainer(model=m, args=a).train()\n",
+        TRAINER + "trainer.hyperparameter_search(n_trials=9)\ntrainer.train()\n",
     ],
 )  # fmt: skip
 def test_what_may_change_the_noise_is_not_certified(text: str) -> None:
@@ -319,8 +321,6 @@ def test_a_trainer_that_keeps_the_best_model_is_asked_about() -> None:
         KERAS + OPTIMIZER + "for x in data:\n    loss(x)\n" + TOLD,
         TRAINER + "trainer.train()\ntrainer.train()\n",
         TRAINER + "go(trainer)\n",
-        TRAINER + "trainer.train()\ntransformers.Trainer(model=m, args=a).train()\n",
-        TRAINER + "trainer.hyperparameter_search(n_trials=9)\ntrainer.train()\n",
         TRAINER + "trainer.train(resume_from_checkpoint=True)\n",
         KERAS + OPTIMIZER + "grid = GridSearchCV(model, {'lr': [1, 2]})\ngrid.fit(x, y, 6, 2)\n",
     ],

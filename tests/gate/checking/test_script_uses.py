@@ -274,6 +274,7 @@ class Own(tf.keras.Model):
         ("class Swap(tf.keras.callbacks.Callback):\n    def on_epoch_begin(self, epoch, logs):\n"
          "        self.model.optimizer = tf.keras.optimizers.SGD()\n", True),
         (OWN_STEP, True),
+        ("import shutil\nshutil.copy('~/.keras/datasets/mnist.npz', 'x.npz')\n", True),
     ],
 )  # fmt: skip
 def test_keras_trains_with_the_optimiser_that_it_is_compiled_with(
