@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -176,6 +177,7 @@ class _Box(Generic[T]):
         code = 1
         try:
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            warnings.simplefilter("ignore")  # readers' warnings quote what they read, unescaped
             with open(writing, "wb") as stream:
                 code = self._send(stream, done)
         except BaseException:

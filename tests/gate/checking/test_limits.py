@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,17 @@ def test_an_error_in_the_child_is_raised_here() -> None:
 
     with pytest.raises(FileExistsError, match="told"):
         list(run_in_box(work))
+
+
+def test_a_warning_of_a_reader_is_not_printed() -> None:
+    """It would quote a line of the repository as it is, such as one that begins with ``::``."""
+
+    def work(_: frozenset[str]) -> Iterator[int]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.warn("::error::", stacklevel=1)
+        yield len(told)
+
+    assert list(run_in_box(work)) == [0]
 
 
 def test_a_child_whose_results_nobody_waits_for_is_ended() -> None:
