@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from affidavit.gate.exit_codes import Exit
-from affidavit.plan import MalformedPlan, Reason, printable
+from affidavit.plan import MalformedPlan, Reason, printable, printable_json
 from affidavit.trust import write_atomically
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def as_json_file(document: dict[str, Any]) -> bytes:
 
 def print_json(document: dict[str, Any]) -> None:
     """Print a JSON document on one line, and flush it."""
-    print_document(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+    print_document(printable_json(document))
 
 
 def print_document(text: str) -> None:

@@ -120,6 +120,7 @@ from .strict_parsing import load_json as load_json
 from .strict_parsing import load_yaml as load_yaml
 from .strict_parsing import syntax_of as syntax_of
 from .terminal_escapes import printable as printable
+from .terminal_escapes import printable_json as printable_json
 from .types import Integer as Integer
 from .types import Name as Name
 from .types import Positive as Positive

@@ -10,7 +10,6 @@ Jenkins' JUnit plugin (junit-10.xsd); OASIS, Static Analysis Results Interchange
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import unicodedata
@@ -23,7 +22,7 @@ from xml.etree import ElementTree as Xml
 from affidavit import __version__
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding
 from affidavit.gate.exit_codes import Exit, worst
-from affidavit.plan import printable
+from affidavit.plan import printable, printable_json
 
 GITHUB_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MESSAGE: dict[int, str] = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -76,7 +75,7 @@ def gitlab(results: Sequence[CheckResult]) -> str:
         for result in results
         for finding in result.findings
     ]
-    return json.dumps(issues, ensure_ascii=False, indent=1) + "\n"
+    return printable_json(issues, indent=1)
 
 
 def fingerprint(result: CheckResult, finding: GateFinding) -> str:
@@ -103,7 +102,7 @@ def json_document(results: Sequence[CheckResult]) -> str:
             for result in results
         ],
     }
-    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+    return printable_json(document)
 
 
 _HIDDEN = ("Cc", "Cf", "Cs")
@@ -123,7 +122,11 @@ def junit(results: Sequence[CheckResult]) -> str:
     Xml.indent(root)
     # Encoding "unicode" would declare the encoding of the terminal.
     content: bytes = Xml.tostring(root, encoding="utf-8", xml_declaration=True)
-    return f"{content.decode()}\n"
+    # What would control a terminal becomes a reference to the same character.
+    return "".join(
+        char if char.isprintable() or char == "\n" else f"&#{ord(char)};"
+        for char in f"{content.decode()}\n"
+    )
 
 
 def _case(suite: Xml.Element, result: CheckResult) -> None:
@@ -175,7 +178,7 @@ def sarif(results: Sequence[CheckResult]) -> str:
             }
         ],
     }
-    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+    return printable_json(document, indent=1)
 
 
 def _result(result: CheckResult, finding: GateFinding, index: int) -> dict[str, Any]:
@@ -280,7 +283,7 @@ def badge(results: Sequence[CheckResult]) -> str:
     color = "red" if blocked else "brightgreen" if bounds else "lightgrey"
     label = "differential privacy"
     document = {"schemaVersion": 1, "label": label, "message": message, "color": color}
-    return json.dumps(document, ensure_ascii=False) + "\n"
+    return printable_json(document)
 
 
 def add_changes(comment: str, changes: Sequence[str]) -> str:
