@@ -1,9 +1,11 @@
 """Post the verdicts as one comment of a pull or merge request, and fixes as suggested changes.
 
 The request is found from the environment variables of GitHub and GitLab pipelines. A comment is
-recognised by its first line (``formats.MARKER``) and replaced in later runs. A suggestion is posted
-once, on the line that it changes. References: GitHub REST API 2022-11-28, issue comments, review
-comments; GitLab REST API v4, notes, discussions and suggestions.
+recognised by its first line (``formats.MARKER``) and its author, the account of the token, and
+replaced in later runs: in somebody else's comment, its author could change the verdicts. A
+suggestion is posted once, on the line that it changes. References: GitHub REST API 2022-11-28,
+issue comments, review comments; GitHub GraphQL API, viewer; GitLab REST API v4, current user,
+notes, discussions and suggestions.
 """
 
 from __future__ import annotations
@@ -61,6 +63,10 @@ class CommentApi:
     """Builds the comment of a suggestion from the host's document of the request."""
     request: str
     """URL of the request."""
+    account: Callable[[httpx.Client], Any]
+    """Returns the name of the token's account."""
+    author: tuple[str, str]
+    """Keys of the author's name in a comment."""
     headers: Mapping[str, str]
 
 
@@ -86,6 +92,8 @@ def github() -> CommentApi:
             "line": item.line,
             "side": "RIGHT",
         },
+        account=_github_account,
+        author=("user", "login"),
         headers={
             "Accept": "application/vnd.github+json",
             "Authorization": f"Bearer {_variable('GITHUB_TOKEN')}",
@@ -96,7 +104,8 @@ def github() -> CommentApi:
 
 def gitlab() -> CommentApi:
     """Return the API of the merge request of a GitLab pipeline; raises ``CommentError``."""
-    project = f"{_variable('CI_API_V4_URL')}/projects/{_variable('CI_PROJECT_ID')}"
+    base = _variable("CI_API_V4_URL")
+    project = f"{base}/projects/{_variable('CI_PROJECT_ID')}"
     request = f"{project}/merge_requests/{_variable('CI_MERGE_REQUEST_IID')}"
     return CommentApi(
         comments=f"{request}/notes",
@@ -117,8 +126,24 @@ def gitlab() -> CommentApi:
                 "new_line": item.line,
             },
         },
+        account=lambda client: _checked(client.get(f"{_variable('CI_API_V4_URL')}/user"))[
+            "username"
+        ],
+        author=("author", "username"),
         headers={"PRIVATE-TOKEN": _variable("GITLAB_TOKEN")},
     )
+
+
+def _github_account(client: httpx.Client) -> Any:
+    """Return the name of the token's account, which REST does not tell a workflow's token."""
+    address = os.environ.get("GITHUB_GRAPHQL_URL", "https://api.github.com/graphql")
+    answer = _checked(client.post(address, json={"query": "query { viewer { login } }"}))
+    return answer["data"]["viewer"]["login"]
+
+
+def _checked(answer: httpx.Response) -> Any:
+    answer.raise_for_status()
+    return answer.json()
 
 
 HOSTS: dict[str, Callable[[], CommentApi]] = {"github": github, "gitlab": gitlab}
@@ -169,11 +194,13 @@ def post(
         with httpx.Client(
             headers=api.headers, timeout=TIMEOUT_SECONDS, transport=transport
         ) as client:
+            account = str(api.account(client))
             number = next(
                 (
                     int(comment["id"])
                     for comment in _list_comments(client, api.comments)
                     if str(comment.get("body", "")).startswith(MARKER)
+                    and _author_of(comment, api) == account
                 ),
                 None,
             )
@@ -184,7 +211,7 @@ def post(
                 answer = client.request(api.update_method, url, json={"body": text})
             answer.raise_for_status()
             if suggested:
-                _post_suggestions(client, api, suggested)
+                _post_suggestions(client, api, suggested, account)
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         raise CommentError(f"{host} answered {status}; check the token's permissions") from None
@@ -192,11 +219,16 @@ def post(
         raise CommentError(f"{host} did not answer: {type(error).__name__}") from None
 
 
+def _author_of(comment: dict[str, Any], api: CommentApi) -> Any:
+    author, name = api.author
+    described = comment.get(author)
+    return described.get(name) if isinstance(described, dict) else None
+
+
 def _post_suggestions(
-    client: httpx.Client, api: CommentApi, suggested: Sequence[Suggestion]
+    client: httpx.Client, api: CommentApi, suggested: Sequence[Suggestion], account: str
 ) -> None:
-    described = client.get(api.request)
-    described.raise_for_status()
+    described = _checked(client.get(api.request))
     # Review comments are single on GitHub, and notes of discussions on GitLab.
     notes = (n for item in _list_comments(client, api.reviews) for n in item.get("notes", [item]))
     earlier = {
@@ -206,10 +238,11 @@ def _post_suggestions(
             position.get("new_line", note.get("line")),
         )
         for note in notes
+        if _author_of(note, api) == account
         for position in [note["position"] if isinstance(note.get("position"), dict) else {}]
     }
     for suggestion in suggested:
-        document = api.build_review(suggestion, described.json())
+        document = api.build_review(suggestion, described)
         if (document["body"], suggestion.file, suggestion.line) not in earlier:
             answer = client.post(api.reviews, json=document)
             if answer.status_code not in (400, 422):  # not a line of the request's changes
@@ -219,9 +252,8 @@ def _post_suggestions(
 def _list_comments(client: httpx.Client, address: str) -> Iterator[dict[str, Any]]:
     """Yield all comments at a URL, page by page."""
     for page in range(1, MAX_PAGES + 1):
-        answer = client.get(address, params={"per_page": PAGE_SIZE, "page": page})
-        answer.raise_for_status()
-        comments: Any = answer.json()
+        params = {"per_page": PAGE_SIZE, "page": page}
+        comments: Any = _checked(client.get(address, params=params))
         if not isinstance(comments, list) or not all(isinstance(c, dict) for c in comments):
             raise ValueError("not a list of comments")
         yield from comments

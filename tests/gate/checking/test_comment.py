@@ -33,15 +33,31 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "GITLAB_TOKEN": "secret-token",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("GITHUB_API_URL", raising=False)
+    for name in ("GITHUB_API_URL", "GITHUB_GRAPHQL_URL"):
+        monkeypatch.delenv(name, raising=False)
     return event
+
+
+def written(body: str, by: str = "bot[bot]") -> dict[str, Any]:
+    """A comment as both hosts describe it."""
+    return {"body": body, "user": {"login": by}, "author": {"username": by}}
+
+
+def account(request: httpx.Request) -> httpx.Response | None:
+    """Whose token it is, if that is what a request asks for."""
+    if request.url.path == "/graphql":
+        assert "viewer" in json.loads(request.content)["query"]
+        return httpx.Response(200, json={"data": {"viewer": {"login": "bot[bot]"}}})
+    if request.url.path.endswith("/v4/user"):
+        return httpx.Response(200, json={"username": "bot[bot]"})
+    return None
 
 
 class Conversation:
     """A host that has some comments, and records what it is asked."""
 
-    def __init__(self, bodies: list[str], status: int = 200) -> None:
-        self.bodies, self.status = bodies, status
+    def __init__(self, comments: list[dict[str, Any]], status: int = 200) -> None:
+        self.comments, self.status = comments, status
         self.changes: list[tuple[str, str, str]] = []
         self.headers: list[httpx.Headers] = []
 
@@ -50,10 +66,12 @@ class Conversation:
         address = str(request.url.copy_with(query=None))
         if self.status != 200:
             return httpx.Response(self.status, json={"message": "no"})
+        if (own := account(request)) is not None:
+            return own
         if request.method == "GET":
             page, size = (int(request.url.params[key]) for key in ("page", "per_page"))
-            listed = list(enumerate(self.bodies, 100))[(page - 1) * size : page * size]
-            return httpx.Response(200, json=[{"id": n, "body": body} for n, body in listed])
+            listed = list(enumerate(self.comments, 100))[(page - 1) * size : page * size]
+            return httpx.Response(200, json=[one | {"id": n} for n, one in listed])
         self.changes.append((request.method, address, json.loads(request.content)["body"]))
         return httpx.Response(201, json={"id": 1})
 
@@ -69,9 +87,10 @@ class Conversation:
 def test_a_comment_is_posted_once_and_then_replaced(
     host: str, first: tuple[str, str], later: tuple[str, str]
 ) -> None:
-    others = [f"text {MARKER}"] * 150
-    for bodies, expected in ((others, first), ([*others, f"{MARKER}\nold"], later)):
-        talk = Conversation(bodies)
+    strangers = (written(f"{MARKER}\ncertified", "mallory"), {"body": MARKER, "user": None})
+    others = [written(f"text {MARKER}")] * 148 + list(strangers)
+    for comments, expected in ((others, first), ([*others, written(f"{MARKER}\nold")], later)):
+        talk = Conversation(comments)
         comment.post(host, f"{MARKER}\nnew", httpx.MockTransport(talk))
         assert talk.changes == [(*expected, f"{MARKER}\nnew")]
         name, value = {
@@ -184,12 +203,15 @@ def test_a_fix_is_suggested_once_on_its_line(
 
     def talk(request: httpx.Request) -> httpx.Response:
         address = request.url.path
+        if (own := account(request)) is not None:
+            return own
         if request.method == "GET" and address.endswith(("/pulls/5", "/merge_requests/3")):
             shas = dict.fromkeys(("base_sha", "head_sha", "start_sha"), "a1")
             return httpx.Response(200, json={"head": {"sha": "a1"}, "diff_refs": shas})
         reviewed = address.endswith(("/pulls/5/comments", "/discussions"))
         if request.method == "GET":
-            listed = reviews if host == "github" else [{"notes": [one]} for one in reviews]
+            mine = [one | written(one["body"]) for one in reviews]
+            listed = mine if host == "github" else [{"notes": [one]} for one in mine]
             return httpx.Response(200, json=listed if reviewed else [])
         if reviewed:
             reviews.append(json.loads(request.content))
