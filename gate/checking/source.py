@@ -57,6 +57,9 @@ NAMES = ("plan", "plans")
 
 _KEY = re.compile(rf"""(?<![^\s{{,])["']?({"|".join(sorted(FIELDS))})["']?\s*+:""")
 
+_NAMED = re.compile(rf""""(?:{"|".join(NAMES)})"|\\u""")
+"""A key or a text of ``NAMES`` in JSON, which may have escapes in place of letters."""
+
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark is a prefix
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -81,7 +84,7 @@ def decode_leniently(raw: bytes) -> str:
         if raw.startswith(mark):
             return raw.decode(encoding, errors="replace")
     # Without a mark, the ASCII names of fields in wide encodings differ only by NULs.
-    return raw.replace(b"\0", b"").decode("utf-8", errors="replace")
+    return raw.translate(None, b"\0").decode("utf-8", errors="replace")
 
 
 def may_contain_plan(text: str) -> bool:
@@ -109,15 +112,25 @@ def may_have_json_plan(text: str) -> bool:
     try:
         # A number's value, which takes half of the time, does not matter.
         document = json.loads(text, object_pairs_hook=_Members, parse_float=len, parse_int=len)
-        return '"<<"' in text or _is_plan_below([document], None, expected=True)
+        if '"<<"' in text or _is_plan_in([document]):
+            return True
+        # Only below a key of ``NAMES`` is another plan: without any, most of the text is left out.
+        return _NAMED.search(text) is not None and _is_plan_below([document], None, expected=True)
     except (ValueError, RecursionError):
         return True
+
+
+def _is_plan_in(part: list[Any]) -> bool:
+    """Whether a JSON object is a plan, or a list has one at any depth."""
+    if isinstance(part, _Members):
+        return len(FIELDS & {key for key, _ in part}) >= MIN_FIELDS
+    return any(_is_plan_in(element) for element in part if isinstance(element, list))
 
 
 def _is_plan_below(part: list[Any], name: str | None, *, expected: bool) -> bool:
     """Whether ``_find_below`` finds a plan in the value of the key ``name``."""
     if isinstance(part, _Members):
-        if expected and len(FIELDS & {key for key, _ in part}) >= MIN_FIELDS:
+        if expected and _is_plan_in(part):
             return True
         named = expected and name in NAMES
         return any(

@@ -12,6 +12,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,23 +44,39 @@ SEPARATORS = re.compile(r"""[\s"'`\[\](){},;|&\\]+""")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
-def read_launches(folder: Path | None, name: str | None) -> dict[str, list[tuple[str, str]]]:
-    """Return the options and ``$VARIABLES`` that files which name a script set, and where.
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """What files set that name a script, and what may launch it and is not read.
 
+    ``settings`` has the options and ``$VARIABLES``, each with its words and the files of these.
     Option names are in lower case with underscores and without dashes, such as
     ``noise_multiplier``.
     """
+
+    settings: dict[str, list[tuple[str, str]]]
+    unread: str | None
+
+
+def read_launches(folder: Path | None, name: str | None) -> Launches:
+    """Return what the files beside a script and above it set when they launch it."""
     settings: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    if folder is None or not name:
-        return settings
-    for path in _files(folder):
+    unread: str | None = None
+    for number, path in enumerate(_files(folder, MAX_FILES + 1) if folder and name else ()):
+        if number == MAX_FILES:
+            unread = unread or f"more than {MAX_FILES:,} files beside the script"
+            break
         text, programs = _read(path)
+        if not programs or not name or not _names(programs, name):
+            continue
         file = os.path.basename(path)
-        if text is None or file.lower() == name or not _names(programs, name):
+        if file.lower() == name:
+            continue
+        if text is None:
+            unread = unread or f"{file}, which is larger than {MAX_FILE >> 10} KiB,"
             continue
         for key, value in _settings(text):
             settings[key].append((value, file))
-    return settings
+    return Launches(settings, unread)
 
 
 def _settings(text: str) -> Iterator[tuple[str, str]]:
@@ -79,20 +96,6 @@ def _settings(text: str) -> Iterator[tuple[str, str]]:
             yield f"${key}", value
 
 
-def find_unread(folder: Path | None, name: str | None) -> str | None:
-    """Return what may launch a script and is not read: too many files, or one that is too large."""
-    if folder is None or not name:
-        return None
-    for number, path in enumerate(_files(folder, MAX_FILES + 1)):
-        if number == MAX_FILES:
-            return f"more than {MAX_FILES:,} files beside the script"
-        text, programs = _read(path)
-        file = os.path.basename(path)
-        if text is None and file.lower() != name and _names(programs, name):
-            return f"{file}, which is larger than {MAX_FILE >> 10} KiB,"
-    return None
-
-
 def _names(programs: frozenset[str], name: str) -> bool:
     return not programs.isdisjoint(("", name, Path(name).stem))
 
@@ -102,12 +105,8 @@ def _read(file: str) -> tuple[str | None, frozenset[str]]:
 
     The program "" stands for programs that are not known.
     """
-    try:
-        state = os.stat(file)
-    except (OSError, ValueError):
-        return "", frozenset()
-    version = state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
-    return _read_version(file, os.getcwd(), *version)
+    version = _version(file)
+    return _read_version(file, os.getcwd(), *version) if version else ("", frozenset())
 
 
 @lru_cache(maxsize=MAX_FILES)
@@ -121,7 +120,7 @@ def _read_version(file: str, root: str, *_: int) -> tuple[str | None, frozenset[
         return "", frozenset()  # a shell refuses to run it
     if len(raw) > MAX_SEARCHED:
         return None, frozenset({""})
-    raw = raw.replace(b"\0", b"")  # as a shell reads it
+    raw = raw.translate(None, b"\0")  # as a shell reads it
     if file.endswith(".py") and not any(word in raw for word in PROCESS_STARTERS):
         return "", frozenset()  # a module
     # Splitting takes a tenth of the time of an expression that begins with a name.
@@ -178,9 +177,8 @@ def _files(folder: Path, most: int = MAX_FILES) -> Iterator[str]:
             continue
         below = (path for path in _paths_in(str(at)) if not os.path.basename(path).startswith("."))
         for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
-            for file in _paths_in(inner):
-                suffix = os.path.splitext(file)[1].lower()
-                if file in seen or suffix in NON_LAUNCH_SUFFIXES or not os.path.isfile(file):
+            for file in _files_in(inner):
+                if file in seen:
                     continue
                 seen.add(file)
                 if len(seen) > most:
@@ -188,12 +186,41 @@ def _files(folder: Path, most: int = MAX_FILES) -> Iterator[str]:
                 yield file
 
 
-def _paths_in(folder: str) -> list[str]:
+def _paths_in(folder: str) -> tuple[str, ...]:
     """Return the sorted paths in a folder, or nothing if it is none."""
+    return _listed(folder, *_version(folder))
+
+
+def _files_in(folder: str) -> tuple[str, ...]:
+    """Return the sorted paths of the files in a folder that may launch a script."""
+    return _listed_files(folder, *_version(folder))
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """Return what changes when a file or a folder does, or nothing if there is none."""
     try:
-        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+        state = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _listed(folder: str, *_: int) -> tuple[str, ...]:
+    """List a folder once, because each script in or below it searches it."""
+    try:
+        return tuple(os.path.join(folder, name) for name in sorted(os.listdir(folder)))
     except OSError:
-        return []
+        return ()
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _listed_files(folder: str, *version: int) -> tuple[str, ...]:
+    return tuple(
+        path
+        for path in _listed(folder, *version)
+        if os.path.splitext(path)[1].lower() not in NON_LAUNCH_SUFFIXES and os.path.isfile(path)
+    )
 
 
 def option_name(word: str) -> str:

@@ -102,7 +102,7 @@ class _OptionDefault:
     def value(self, name: str) -> Any:
         positional = [str(arg.value) for arg in self.call.args if isinstance(arg, ast.Constant)]
         value = self._written(name, positional)
-        launches = (self.values.main_script or self.values.script).launches
+        launches = (self.values.main_script or self.values.script).launches.settings
         calls = self.values.script.calls_to("add_argument")
         others = {
             option_name(str(getattr(arg, "value", ""))) for call in calls for arg in call.args

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.launches import find_unread, read_launches
+from affidavit.importers.scripts.launches import Launches, read_launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -61,14 +61,9 @@ class Script:
         self.nodes, self.parents = _nodes_and_parents(self.tree)
 
     @cached_property
-    def launches(self) -> dict[str, list[tuple[str, str]]]:
+    def launches(self) -> Launches:
         """Options and environment variables that shell scripts set when they run this script."""
         return read_launches(self.folder, self.name)
-
-    @cached_property
-    def unread_launches(self) -> str | None:
-        """What may set them and is not read, if there is any."""
-        return find_unread(self.folder, self.name)
 
     @cached_property
     def aliases(self) -> list[ast.alias]:

@@ -406,8 +406,8 @@ class Evaluator:
     def launch_override(self, value: Any, *names: str) -> Unreadable | None:
         """Return the launch script that overrides an option, if one does."""
         script = self.main_script or self.script
-        launches = script.launches
-        if (unread := script.unread_launches) is not None:
+        launches = script.launches.settings
+        if (unread := script.launches.unread) is not None:
             return Unreadable(self.script.tree, f"{unread} may set {names[0]}")
         for key in map(option_name, names):
             for text, where in launches.get(key, ()):

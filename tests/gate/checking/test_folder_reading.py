@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,13 @@ def test_a_folder_parses_only_scripts_and_what_they_import(
     parsed = counted(monkeypatch, ast, "parse", text_of)
     sections = counted(monkeypatch, source, "find_sections", text_of)
     strict = counted(monkeypatch, documents, "load_json", text_of)
+    loaded = counted(monkeypatch, json, "loads", text_of)
+    searched = counted(monkeypatch, source, "_is_plan_below", lambda *_: "")
     assert len(check(".")) == SCRIPTS
+    data = [path.read_text() for path in folder.glob("data/*")]
+    with_names = [text for text in data if "epochs" in text]  # of a plan's fields
+    assert sum(len(text) * loaded[text] for text in data) == len(*with_names)
+    assert not searched
     whole = {path.read_text() for path in folder.glob("*/*.py")}
     counts = Counter({text: parsed[text] for text in parsed if text in whole})
     assert len(counts) == SCRIPTS + CIRCLE
@@ -84,7 +91,9 @@ def test_a_launch_file_is_read_once_for_all_scripts_beside_it(
 ) -> None:
     reads = counted(monkeypatch, launches, "read_inside", lambda path, *_: Path(path).name)
     imported = counted(monkeypatch, callers, "read_inside", lambda path, *_: Path(path).name)
+    listed = counted(monkeypatch, os, "listdir", str)
     assert len(check(".")) == SCRIPTS
+    assert max(listed[str(place)] for place in (folder, *folder.iterdir())) <= 2
     assert {reads[path.name] for path in folder.glob("scripts/*")} == {1}
     assert max(imported.values(), default=0) <= 2
 
