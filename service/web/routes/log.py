@@ -10,6 +10,7 @@ Reference: C2SP, tlog-tiles.md.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
@@ -192,6 +193,7 @@ def entries(
 BINARY = "application/octet-stream"
 ANYBODY = Actor("anonymous@public-log", frozenset())
 
+LEVEL = "^[0-6]$"
 Number = Annotated[str, Path(max_length=40, description="Like x001/x234/067, or 003.p/17.")]
 _TILE = {
     "description": "A tile, which never changes.",
@@ -221,7 +223,9 @@ class HashesGuard(Open):
         """Raise as ``EntriesGuard`` does for a tile of leaves without a salt."""
         await super().__call__(request)
         level, number = (request.path_params[name] for name in ("level", "number"))
-        with suppress(ValueError, BadTile):  # reported by the route
+        if re.fullmatch(LEVEL, level) is None:
+            return  # the route accepts no other spelling, such as 0.0
+        with suppress(BadTile):  # reported by the route
             tile = int(level), parse_tile_number(number)[0]
             if await run_in_threadpool(services_of(request).log.has_unsalted, *tile):
                 await ENTRIES_GUARD(request)
@@ -275,11 +279,11 @@ def entry_tile(
 def tile(
     request: Request,
     services: TheServices,
-    level: Annotated[int, Path(ge=0, le=6)],
+    level: Annotated[str, Path(pattern=LEVEL, description="From 0 to 6.")],
     number: Number,
 ) -> Response:
     """Up to 256 hashes of one level of the tree; of leaves without a salt, for scope ``audit``."""
-    return _file(request, tile_hashes(services.engine, level, *parse_tile_number(number)))
+    return _file(request, tile_hashes(services.engine, int(level), *parse_tile_number(number)))
 
 
 def _file(request: Request, content: bytes) -> Response:

@@ -161,6 +161,8 @@ def test_leaves_from_before_the_salts_are_for_auditors(
         assert public.tile(path, public.submitter).status_code == 403
         shown = public.tile(path, public.auditor)
         assert (shown.status_code, shown.headers["cache-control"][:7]) == (200, "private")
+    for level in ("0.0", "00", "+0", "-0", "0_0", "%20" + "0", "0.000", "0%0a", "%D9%A0"):
+        assert public.tile(f"{level}/000.p/{after}").status_code == 422, level
     ask = public.client.get
     for query in (f"index={before - 1}", f"hash={chosen.leaf_hash.hex()}"):
         path = f"/v1/log/proof/inclusion?{query}"
