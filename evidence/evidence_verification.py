@@ -68,6 +68,7 @@ from affidavit.trust.log import (
     BadLogPart,
     BadNote,
     BadTimestamp,
+    Checkpoint,
     ProofError,
     leaf_hash,
     read_checkpoint,
@@ -206,7 +207,9 @@ class _Check:
                     proof=[decode_base64(text) for text in proof["hashes"]],
                     root=checkpoint.root_hash,
                 )
-            self._link(read_checkpoint(self.bundle["log"]["checkpoint"]), checkpoint, proofs)
+            first = read_checkpoint(self.bundle["log"]["checkpoint"])
+            self._link(first, checkpoint, proofs)
+            self._require_later(first, checkpoint)
         except VerificationError as error:
             raise EvidenceError(4, error.code, error.message, error.remedy) from None
         except (BadNote, BadLogPart, ProofError, *ALTERED) as error:
@@ -232,6 +235,18 @@ class _Check:
             second_root=second.root_hash,
             proof=hashes,
         )
+
+    def _require_later(self, first: Checkpoint, last: Checkpoint) -> None:
+        """Check that the file's checkpoint is dated after all that it contains.
+
+        Else the holder of a key whose window has ended would vouch for what came after it.
+        """
+        contained = [_instant(entry["at"]) for entry in self.entries]
+        contained.append(parse_instant(self.predicate["validity"]["not_before"]))
+        if first.signed_at is not None and first.size < last.size:
+            contained.append(first.signed_at)
+        if last.signed_at is None or is_ahead(max(contained), last.signed_at):
+            raise ValueError("its checkpoint is dated before what it contains")
 
     def plan_and_policy(self) -> None:
         _require_same(self.files, "plan.json", canonical_json(self.predicate["plan"]), 5)

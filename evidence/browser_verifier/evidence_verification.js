@@ -3,7 +3,7 @@
 import { concatenated, digestOfBytes, sameBytes, sha256, utf8 } from "./bytes.js";
 import { STEPS, Report, checkCheckpoint, checkTrustPolicy, consistencyOf, findAttestation, hashesOf,
   verifyBundle } from "./bundle_verification.js";
-import { BadDate, faultOfSignature, parseInstant, shown } from "./dates.js";
+import { BadDate, faultOfSignature, isAhead, parseInstant, shown } from "./dates.js";
 import { IN_TOTO, STATEMENT_TYPE, StepError, digestOfEnvelope, envelopeOf } from "./envelope.js";
 import { TIMESTAMP, readEvidence } from "./evidence_file.js";
 import { BadJson, Real, canonicalJson, canonicalText, digestOf, get, isCount, isObject, isText,
@@ -194,10 +194,22 @@ class EvidenceCheck {
         });
       }
       requireThat(this.bundleLog !== null, "the bundle was not logged");
-      await requireLinked(checkpointOf(this.bundleLog.checkpoint), checkpoint, proofs);
+      const first = checkpointOf(this.bundleLog.checkpoint);
+      await requireLinked(first, checkpoint, proofs);
+      this.requireLater(first, checkpoint);
       return `${leaves.length} entries in the tree of ${checkpoint.size}`;
     });
     this.report.add(4, count);
+  }
+
+  // The file's checkpoint is dated after all that it contains: else the holder of a key whose window
+  // has ended would vouch for what came after it.
+  requireLater(first, last) {
+    const contained = this.entries.map((entry) => timeOf(entry.at));
+    contained.push(parseInstant(this.predicate.validity.not_before));
+    if (first.size < last.size) contained.push(first.signedAt);
+    const newest = contained.reduce((one, other) => Math.max(one, other));
+    requireThat(!isAhead(newest, last.signedAt), "its checkpoint is dated before what it contains");
   }
 
   async planAndPolicy() {

@@ -61,7 +61,16 @@ from affidavit.trust import (
     sign_envelope,
     statement_in,
 )
-from affidavit.trust.log import read_checkpoint, sign_checkpoint
+from affidavit.trust.dsse import encode_base64
+from affidavit.trust.log import (
+    Frontier,
+    Place,
+    assemble,
+    inclusion_path,
+    leaf_hash,
+    read_checkpoint,
+    sign_checkpoint,
+)
 from tests.evidence.test_conformance import chained
 from tests.support.logged_certificate import NOW, certified, key_for, log_of
 from tests.support.trust import trusting
@@ -287,6 +296,64 @@ def test_the_same_without_the_forgery_verifies(document: Callable[..., dict[str,
     # Two clocks of a service may differ by minutes.
     slow = forge_with(document(), {}, {"at": NOW - timedelta(minutes=4)})
     assert verify(slow.bundle, slow.trusted).predicate["verdict"] == "certified"
+
+
+def evidence_of(
+    document: dict[str, Any], *, dated: timedelta, entered: timedelta, size: int = 12
+) -> tuple[bytes, TrustedKeys]:
+    """An evidence file up to its log, and what verifies it two hours later.
+
+    Its checkpoint is ``dated`` after that of the bundle, and an entry of it ``entered``.
+    """
+    at = (NOW + entered).isoformat(timespec="microseconds")
+    entry: dict[str, Any] = {"kind": "approval", "subject": "s", "actor": "a", "at": at, "body": {}}
+    leaf = canonical_json(entry)
+    log = log_of(certified(document, SIGNER), 3, 9)
+    tree, nodes = Frontier(), dict(log.nodes)
+    for index in range(size):
+        known = nodes.get(Place(0, index))
+        nodes.update(tree.append(leaf_hash(leaf) if index >= 9 or known is None else known))
+    bundle = {**json.loads(log.certificate.bundle), "log": log.part(9, key=LOGGER)}
+    longer = replace(log, nodes=nodes)
+    proof = assemble(inclusion_path(size - 1, size), nodes)
+    proofs = {
+        "checkpoint": longer.checkpoint(size, key=LOGGER, at=NOW + dated),
+        "entries": [{"index": size - 1, "hashes": list(map(encode_base64, proof))}],
+        "consistency": longer.consistency(9, size).as_document(),
+    }
+    raw = json.dumps(bundle).encode()
+    about = canonical_json({"certificate": statement_id(raw), "run": None})
+    files = {"about.json": about, "bundle.json": raw, "log/entries.jsonl": leaf + b"\n"}
+    files["log/proofs.json"] = canonical_json(proofs)
+    keys = (SIGNER.public, replace(LOGGER.public, not_before=NOW - 9 * HOUR))
+    trusted = trusting(keys, policy=None, at=NOW + 2 * HOUR)
+    return b"".join(write_evidence(files)), trusted
+
+
+MISDATED: dict[str, tuple[str, dict[str, timedelta]]] = {
+    "as it should be": ("evidence_missing", {"dated": HOUR, "entered": HOUR}),
+    "by clocks that differ": ("evidence_missing", {"dated": -HOUR / 20, "entered": HOUR / 60}),
+    "an entry that is newer than its checkpoint": (
+        "evidence_not_logged",
+        {"dated": HOUR, "entered": 1.5 * HOUR},
+    ),
+    "a longer log that is older than the bundle's": (
+        "evidence_not_logged",
+        {"dated": -HOUR / 2, "entered": -HOUR},
+    ),
+}
+"""Of the first two, the next file is missing that a later step reads."""
+
+
+@pytest.mark.parametrize("name", MISDATED)
+def test_the_checkpoint_of_an_evidence_file_is_newer_than_what_it_contains(
+    document: Callable[..., dict[str, Any]], name: str
+) -> None:
+    code, dates = MISDATED[name]
+    raw, trusted = evidence_of(document(), **dates)
+    with pytest.raises(EvidenceError) as caught:
+        verify_evidence(raw, trusted)
+    assert caught.value.code == code
 
 
 # ---- A verifier that is not in the table ------------------------------------------------
@@ -522,11 +589,9 @@ def test_who_trusts_keys_without_a_policy_is_known() -> None:
         for room in PACKAGE.iterdir()
         if room.is_dir()
         for path in room.glob("**/*.py")
-        if "policy=None" in path.read_text()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("TrustedKeys")
-        for keyword in node.keywords
-        if keyword.arg == "policy" and ast.unparse(keyword.value) == "None"
+        if re.search(r"TrustedKeys|\bpolicy=", text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and _is_without_policy(node)
     }
     assert found == {
         # The service compares what it stored with its own keys and those of its workers.
@@ -534,3 +599,13 @@ def test_who_trusts_keys_without_a_policy_is_known() -> None:
         "service/runs/service.py",
         "service/web/pages/certificate_view.py",
     }
+
+
+def _is_without_policy(call: ast.Call) -> bool:
+    """Whether ``TrustedKeys`` are made, or changed, so that they have no policy."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    named = {item.arg: ast.unparse(item.value) for item in call.keywords}
+    if name == "TrustedKeys":
+        positional = [ast.unparse(item) for item in call.args[1:2]]
+        return [*positional, named.get("policy", "")][0] == "None" or None in named
+    return name == "replace" and named.get("policy") == "None"

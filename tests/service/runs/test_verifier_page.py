@@ -68,7 +68,13 @@ from tests.support.verifier_page import (
     outcome_of,
     trust_files,
 )
-from tests.trust.test_every_verifier import FORGERIES, forge, forge_with
+from tests.trust.test_every_verifier import (
+    FORGERIES,
+    MISDATED,
+    evidence_of,
+    forge,
+    forge_with,
+)
 from tests.trust.test_trust_policy import ALL, LOGGER, SIGNER, STATUS, bundle_of
 
 NOT_HERE = {11, 14, 15}
@@ -129,6 +135,12 @@ def test_both_reject_every_forgery_at_the_same_step(page: VerifierPage, plan: An
     expected = [of_bundle(case, item.trusted) for case, item in zip(cases, items, strict=True)]
     assert [code for _, code in expected] == ["held", *(code for code, _ in FORGERIES.values())]
     compare(page, cases, expected)
+    evidence = [evidence_of(plan(), **dates) for _, dates in MISDATED.values()]
+    expected = [
+        outcome(lambda raw=raw, keys=keys: verify_evidence(raw, keys)) for raw, keys in evidence
+    ]
+    assert [code for _, code in expected] == [code for code, _ in MISDATED.values()]
+    compare(page, [case_of(raw, keys) for raw, keys in evidence], expected)
 
 
 def different_bundles(plan: Callable[..., dict[str, Any]], count: int) -> Iterator[bytes]:
