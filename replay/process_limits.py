@@ -1,11 +1,25 @@
-"""Limits of this process that the kernel enforces: memory, written files, open files.
+"""Limits of this process that the kernel enforces, and the processor time of another.
 
-Processes that read or run what others wrote set them before they begin.
+Processes that read or run what others wrote set limits of memory, written files and open files
+before they begin.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from contextlib import suppress
+
+
+def processor_time_of(process: int) -> float:
+    """Return the processor time of a process in seconds, or 0 where the system has no such clock.
+
+    The clock is that of clock_getcpuclockid(3) on Linux.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return time.clock_gettime(~process << 3 | 2)
+    return 0.0
 
 
 def limit_process(

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Generic, NoReturn, TypeVar
 
-from affidavit.replay.process_limits import limit_process
+from affidavit.replay.process_limits import limit_process, processor_time_of
 
 T = TypeVar("T")
 
@@ -154,9 +154,9 @@ class _Box(Generic[T]):
                 self._limits = message
                 continue
             if isinstance(message, Begun):
-                began, seconds = time.process_time() + _time_of(child), message.seconds
+                began, seconds = time.process_time() + processor_time_of(child), message.seconds
             yield message
-            if time.process_time() + _time_of(child) - began > seconds:
+            if time.process_time() + processor_time_of(child) - began > seconds:
                 self._is_late = True
                 os.kill(child, signal.SIGPROF)
                 return
@@ -209,7 +209,7 @@ class _Box(Generic[T]):
 
     def _begin(self, begun: Begun, stream: BinaryIO) -> None:
         """Tell that an item is begun, and set the timer for it."""
-        used = self._used + time.process_time() + _time_of(os.getppid())
+        used = self._used + time.process_time() + processor_time_of(os.getppid())
         left = self._limits.total_seconds - used
         seconds = min(left, self._limits.file_seconds)
         _tell(stream, replace(begun, of_total=left < self._limits.file_seconds, seconds=seconds))
@@ -239,14 +239,3 @@ def _limit(limits: Limits) -> None:
         open_files=MAX_OPEN_FILES,
         is_final=False,
     )
-
-
-def _time_of(process: int) -> float:
-    """Return the processor time of a process in seconds, or 0 where the system has no such clock.
-
-    The clock is that of clock_getcpuclockid(3) on Linux.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError):
-            return time.clock_gettime(~process << 3 | 2)
-    return 0.0

@@ -11,7 +11,8 @@ kernel killed an idle worker, is replaced when the next plan arrives.
 
 Long plans, and those of callers with much recent use, have processes of their own with a lower
 priority, so that no ordinary plan waits for them. Use is the processor time that a process measures
-of its work. Work that is killed, or whose process dies, counts as the time since it began.
+of its work, or that is measured of a process before it is killed. What a process that died had used
+is not known, and counts as the time since it began.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ import logging
 import math
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from itertools import pairwise
 from multiprocessing.context import BaseContext
 from threading import Lock, Thread
 from typing import Any, ParamSpec, TypeVar
@@ -35,6 +39,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.assessment import Assessment, certify
 from affidavit.plan import Plan
+from affidavit.replay.process_limits import processor_time_of
 from affidavit.service.core.concurrency import Batcher
 from affidavit.service.core.errors import AccountingFailed, AccountingTimeout
 from affidavit.service.core.fair_queue import (
@@ -45,9 +50,11 @@ from affidavit.service.core.fair_queue import (
     leave_turn,
 )
 
-UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
+UNSAMPLED = frozenset({"full_batch", "cyclic"})
 MAX_QUICK = 16
 """Quick plans sent to a process together, and releases of a quick plan."""
+QUICK_SECONDS = 1.0
+"""Processor seconds of quick plans together; one that takes longer alone is no quick plan."""
 ORDINARY_SECONDS = 5.0
 """A plan that takes longer is long, and so are the plans of a caller with more recent use."""
 SUSTAINED_SHARE = 1 / 6
@@ -72,24 +79,35 @@ class _TakesLong(Exception):
 
 
 _USED = "affidavit_processor_seconds"
+_BEGUN: list[Any] = []
+"""In a worker, what it shares with the service: when each process began its work, and its id."""
 
 
-def _measure(most: float | None, work: Callable[..., T], args: Any, kwargs: Any) -> tuple[T, float]:
+def _measure(
+    place: int, most: float | None, work: Callable[..., T], args: Any, kwargs: Any
+) -> tuple[T, float]:
     """Do ``work`` in a worker process; return its result and the processor seconds it used.
 
     On a busy host, a clock would also measure how long others used the processors. ``SIGPROF`` ends
     the process after ``most`` processor seconds, in foreign code too. An exception of ``work`` has
-    the seconds as an attribute.
+    the seconds as an attribute. At ``place`` stands where to measure what is killed before.
     """
-    began = time.process_time()
+    began = _spent()
+    _BEGUN[0][place : place + 2] = [time.process_time(), os.getpid()]
     signal.setitimer(signal.ITIMER_PROF, most or 0.0)
     try:
-        return work(*args, **kwargs), time.process_time() - began
+        return work(*args, **kwargs), _spent() - began
     except Exception as error:
-        setattr(error, _USED, time.process_time() - began)
+        setattr(error, _USED, _spent() - began)
         raise
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+def _spent() -> float:
+    """Return the processor seconds of this process, and of its children that ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 class _Processes:
@@ -103,6 +121,8 @@ class _Processes:
         self._niceness = niceness
         self._context = context
         self._turns = FairQueue(number)
+        self._begun = context.RawArray("d", 2 * number)
+        self._places = list(range(0, 2 * number, 2))
         self._lock = Lock()
         self._pool = self._new_pool()
 
@@ -127,10 +147,16 @@ class _Processes:
             pool = self._pool if self._pool.active else await run_in_threadpool(self.usable)
             started_at = time.monotonic()
             used: float | None = None
+            place = self._places.pop()
+            self._begun[place : place + 2] = [0.0, 0.0]
             try:
-                future = pool.schedule(_measure, args=(most, work, args, kwargs), timeout=seconds)
+                measured = (place, most, work, args, kwargs)
+                future = pool.schedule(_measure, args=measured, timeout=seconds)
                 answer: tuple[T, float] = await asyncio.wrap_future(future)
                 used = answer[1]
+            except asyncio.CancelledError:
+                used = self._used_at(place)
+                raise
             except ProcessExpired as error:
                 if error.exitcode != -signal.SIGPROF:
                     raise
@@ -140,9 +166,18 @@ class _Processes:
                 used = getattr(error, _USED, None)
                 raise
             finally:
-                # Nobody measured what was killed, and it kept the process from others until then.
+                self._places.append(place)
+                # Nobody measured what died, and it kept the process from others until then.
                 use.add(CALLER.get(), time.monotonic() - started_at if used is None else used)
         return answer[0]
+
+    def _used_at(self, place: int) -> float | None:
+        """Return what the work at ``place`` used so far; None if the system does not tell."""
+        began, process = self._begun[place : place + 2]
+        if not process:
+            return 0.0  # it has not begun
+        total = processor_time_of(int(process))
+        return max(0.0, total - began) if total else None
 
     def usable(self) -> ProcessPool:
         """Return the pool, after replacing a broken one."""
@@ -166,7 +201,7 @@ class _Processes:
         return ProcessPool(
             max_workers=self.number,
             initializer=_initialise_worker,
-            initargs=(self._niceness,),
+            initargs=(self._niceness, self._begun),
             context=self._context,
         )
 
@@ -189,22 +224,34 @@ class AccountingPool:
         self._ordinary = _Processes(workers, NICENESS, context, ORDINARY_SECONDS)
         self._long = _Processes(max(1, workers - 1), LONG_NICENESS, context)
         self._use = RecentUse(SUSTAINED_SHARE, MAX_RECENT_SECONDS)
-        self._quick: Batcher[Plan, Assessment] = Batcher(
+        self._quick: Batcher[tuple[str, Plan], Assessment] = Batcher(
             self._assess_quick, MAX_QUICK, lanes=workers
         )
 
     async def assess(self, plan: Plan) -> Assessment:
         """Return the assessment by ``certify``; raises like ``run``.
 
-        Quick plans cost less than sending them to a process, so several are sent together.
+        Quick plans cost less than sending them to a process, so several are sent together. Each is
+        charged to its caller.
         """
-        if is_quick(plan):
-            return await self._quick(plan)
+        if is_quick(plan) and self._use.of(CALLER.get()) < ORDINARY_SECONDS:
+            with suppress(_TakesLong):  # though it looks like others that do not
+                return await self._quick((CALLER.get(), plan))
         return await (self.run_long if is_long(plan) else self.run)(certify, plan)
 
-    async def _assess_quick(self, plans: Sequence[Plan]) -> list[Assessment]:
-        CALLER.set(SERVICE)  # these plans of several callers take milliseconds
-        return await self.run(map_plans, certify, plans)
+    async def _assess_quick(self, requests: Sequence[tuple[str, Plan]]) -> list[Assessment]:
+        """Assess plans of several callers together; one that fails is charged when it is alone."""
+        CALLER.set(SERVICE)
+        plans = [plan for _, plan in requests]
+        try:
+            measured = await self._run(False, QUICK_SECONDS, map_plans, certify, plans)
+        except Exception as error:
+            if len(requests) == 1:
+                self._use.add(requests[0][0], getattr(error, _USED, QUICK_SECONDS))
+            raise
+        for (caller, _), (_, seconds) in zip(requests, measured, strict=True):
+            self._use.add(caller, seconds)
+        return [assessment for assessment, _ in measured]
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of ``work``.
@@ -216,7 +263,7 @@ class AccountingPool:
         """
         if self._use.of(CALLER.get()) < ORDINARY_SECONDS:
             try:
-                return await self._run(False, work, *args, **kwargs)
+                return await self._run(False, ORDINARY_SECONDS, work, *args, **kwargs)
             except _RecentUseExceeded:
                 pass
             except _TakesLong:
@@ -225,14 +272,19 @@ class AccountingPool:
 
     async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``work`` as a long plan; also used for charts and other work that is not urgent."""
-        return await self._run(True, work, *args, **kwargs)
+        return await self._run(True, None, work, *args, **kwargs)
 
     async def _run(
-        self, is_long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self,
+        is_long: bool,
+        most: float | None,
+        work: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
         self.unanswered += 1
         leave_turn()
-        processes, most = (self._long, None) if is_long else (self._ordinary, ORDINARY_SECONDS)
+        processes = self._long if is_long else self._ordinary
         try:
             return await processes.run(self.time_limit, most, self._use, work, *args, **kwargs)
         except TimeoutError:
@@ -273,17 +325,24 @@ def is_long(plan: Plan) -> bool:
     )
 
 
-def map_plans(work: Callable[[Plan], T], plans: Sequence[Plan]) -> list[T]:
-    """Return the results of ``work`` for several plans, in a worker process."""
-    return [work(plan) for plan in plans]
+def map_plans(work: Callable[[Plan], T], plans: Sequence[Plan]) -> list[tuple[T, float]]:
+    """Return the results of ``work`` for several plans, and the seconds of each, in a worker."""
+    times = [time.process_time()]
+    results = []
+    for plan in plans:
+        results.append(work(plan))
+        times.append(time.process_time())
+    seconds = [after - before for before, after in pairwise(times)]
+    return list(zip(results, seconds, strict=True))
 
 
-def _initialise_worker(niceness: int) -> None:
+def _initialise_worker(niceness: int, begun: Any) -> None:
     """Initialise a worker, which exits when the service is gone, even if it was killed.
 
     A worker that is computing would notice only after its computation, which may never end. Its
     niceness gives the service's own process priority.
     """
+    _BEGUN[:] = [begun]
     os.nice(niceness)
     gc.freeze()  # exclude imported modules from garbage collection
     Thread(target=_exit_with_service, daemon=True).start()

@@ -18,8 +18,8 @@ from affidavit.service.dispatch import dispatcher
 __all__ = ["IN_PROCESS", "main", "prepare"]
 
 
-async def _here(_pool: Any, _long: bool, work: Any, *given: Any, **named: Any) -> Any:
-    return await run_in_threadpool(work, *given, **named)
+async def _here(_pool: Any, _long: bool, _most: Any, work: Any, *args: Any, **named: Any) -> Any:
+    return await run_in_threadpool(work, *args, **named)
 
 
 IN_PROCESS = {"_run": _here, "warm_up": lambda _: None}

@@ -57,6 +57,14 @@ def work_and_fail(seconds: float) -> None:
     raise ZeroDivisionError
 
 
+def work_in_a_child(seconds: float) -> None:
+    """The same work in a process of its own."""
+    if os.fork() == 0:
+        work(seconds)
+        os._exit(0)
+    os.wait()
+
+
 def work_in_threads(seconds: float) -> None:
     """The same work in two threads at once."""
     end = time.process_time() + seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from affidavit.plan import plan_from
+from affidavit.replay.process_limits import processor_time_of
 from affidavit.service.certificates import certifications
 from affidavit.service.certificates.certifications import Certifications
 from affidavit.service.core import fair_queue, pool
@@ -247,6 +250,7 @@ def test_a_caller_with_much_recent_use_gives_way_until_a_minute_after(
         ("work", 0.3, (0.3, 0.5)),
         ("work_in_threads", 0.3, (0.3, 0.5)),
         ("work_and_fail", 0.3, (0.3, 0.5)),
+        ("work_in_a_child", 0.3, (0.3, 0.6)),
     ],
 )
 def test_a_caller_is_charged_for_processor_time_and_not_for_waiting(
@@ -266,6 +270,73 @@ def test_a_caller_is_charged_for_processor_time_and_not_for_waiting(
         assert low <= asyncio.run(run()) <= high
     finally:
         accounting.close()
+
+
+@pytest.mark.parametrize(("how", "charged"), [("wait", (0.0, 0.1)), ("work", (0.2, 0.5))])
+def test_who_hangs_up_is_charged_for_processor_time_too(
+    slow: ModuleType, how: str, charged: tuple[float, float]
+) -> None:
+    accounting = AccountingPool(1, 600)
+
+    async def run() -> float:
+        CALLER.set("caller")
+        task = asyncio.create_task(accounting.run(getattr(slow, how), 600.0))
+        begun = accounting._ordinary._begun
+
+        def is_over() -> bool:
+            spent = processor_time_of(int(begun[1])) - begun[0] if begun[1] else 0.0
+            return spent > 0.2 if how == "work" else bool(begun[1])
+
+        while not is_over():
+            await asyncio.sleep(0.01)
+        since = time.monotonic()
+        while how == "wait" and time.monotonic() < since + 0.5:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return accounting._use._used["caller"][0]
+
+    try:
+        low, high = charged
+        assert low <= asyncio.run(run()) <= high
+    finally:
+        accounting.close()
+
+
+def test_plans_that_look_quick_are_charged_and_limited(
+    slow: ModuleType, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several callers' quick plans go together; one that is slow delays and costs nobody else."""
+    closed = plan_from(plan(sampling={"scheme": "full_batch"}))
+    assert pool.is_quick(closed)
+    monkeypatch.setattr(pool, "QUICK_SECONDS", 0.2)
+    accounting = AccountingPool(1, 600)
+    ran: list[tuple[str, Any]] = []
+
+    async def again(work: Any, *_: Any) -> None:
+        ran.append((CALLER.get(), work))
+
+    async def send(caller: str, seconds: float) -> None:
+        CALLER.set(caller)
+        with suppress(pool._TakesLong):
+            await accounting._quick((caller, seconds))  # type: ignore[arg-type]
+
+    async def run() -> None:
+        await asyncio.gather(send("flood", 30.0), send("other", 0.05), send("other", 0.05))
+        assert accounting._use._used["flood"][0] == 0.2
+        CALLER.set("flood")
+        monkeypatch.setattr(accounting, "run", again)
+        accounting._use.add("flood", pool.ORDINARY_SECONDS)
+        await accounting.assess(closed)
+
+    monkeypatch.setattr(pool, "certify", slow.work)
+    try:
+        asyncio.run(run())
+        used = {caller: seconds for caller, (seconds, _) in accounting._use._used.items()}
+    finally:
+        accounting.close()
+    assert 0.05 <= used["other"] < 0.2
+    assert ran == [("flood", slow.work)]
 
 
 def test_what_takes_long_starts_again_as_a_long_plan_and_leaves_a_process(

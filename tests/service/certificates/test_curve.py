@@ -57,7 +57,7 @@ def test_they_are_computed_once(
     def never(*_: Any) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(AccountingPool, "run", never)
+    monkeypatch.setattr(AccountingPool, "_run", never)
     assert client.get(f"{certificate}/curve").text == first
 
 

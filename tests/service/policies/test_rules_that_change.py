@@ -22,17 +22,17 @@ def test_a_plan_in_flight_is_judged_by_the_policy_that_is_active_when_it_is_kept
 ) -> None:
     """The policy becomes active between the accounting and the certificate."""
     house.activate(epsilon_cap=3)
-    accounted = AccountingPool.run
+    accounted = AccountingPool._run
     calls = []
 
-    async def meanwhile(pool: Any, work: Any, *given: Any, **named: Any) -> Any:
-        result = await accounted(pool, work, *given, **named)
-        calls.append(work)
+    async def meanwhile(pool: Any, *given: Any, **named: Any) -> Any:
+        result = await accounted(pool, *given, **named)
+        calls.append(given)
         if len(calls) == 1:
             await run_in_threadpool(_activate, house, 2, 0.5)
         return result
 
-    monkeypatch.setattr(AccountingPool, "run", meanwhile)
+    monkeypatch.setattr(AccountingPool, "_run", meanwhile)
     result = house.submit("sam", plan()).json()
     assert (result["policy"]["version"], result["verdict"]) == (2, "refused")
     assert len(calls) == 1, "what was found was judged anew, not accounted anew"
@@ -74,14 +74,14 @@ def test_issuing_again_ends_no_decision_about_the_certificate_of_other_rules(
         why = {"code": "other", "reason": "a mistake"}
         revoked = house.ask("amy", "POST", f"/v1/certificates/{made}/revocation", why)
         assert revoked.status_code == 201, revoked.text
-    accounted = AccountingPool.run
+    accounted = AccountingPool._run
 
-    async def meanwhile(pool: Any, work: Any, *given: Any, **named: Any) -> Any:
-        result = await accounted(pool, work, *given, **named)
+    async def meanwhile(pool: Any, *given: Any, **named: Any) -> Any:
+        result = await accounted(pool, *given, **named)
         await run_in_threadpool(house.ask, "amy", "DELETE", f"/v1/waivers/{waiver}?reason=over")
         return result
 
-    monkeypatch.setattr(AccountingPool, "run", meanwhile)
+    monkeypatch.setattr(AccountingPool, "_run", meanwhile)
     again = house.ask("pat", "POST", f"/v1/certificates/{waived}/issues", {})
     assert again.status_code in (200, 201), again.text
     assert again.json()["certificate"]["id"] == without
