@@ -13,6 +13,7 @@ The alarms are those of step 11 of verification, about the checkpoint, and:
 ``entry_altered``         an entry does not match its hash
 ``unknown_signer``        an entry was signed by a key that is unknown or not allowed to sign
 ``backdated``             a certificate in the log is dated long before it was logged
+``dated_ahead``           an entry is dated after the checkpoint that contains it
 ========================  ==================================================================
 """
 
@@ -31,7 +32,7 @@ from affidavit.certificate.verification.verification_result import (
     Verifier,
 )
 from affidavit.trust import KeyRole, PublicKey, TrustedKeys, VerificationError
-from affidavit.trust.dates import fault_of_signature
+from affidavit.trust.dates import fault_of_signature, is_ahead
 from affidavit.trust.key import by_id
 from affidavit.trust.log import (
     TILE_WIDTH,
@@ -191,7 +192,8 @@ def _read_new_entries(
     for index, entry in _entries(source, first, newest.size):
         tree.append(leaf_hash(entry))
         if len(alarms) < MAX_ALARMS:
-            alarms += _entry_alarms(index, entry, by_id(known.trusted.keys), since)
+            keys = by_id(known.trusted.keys)
+            alarms += _entry_alarms(index, entry, keys, since, newest.signed_at)
         report.entries += 1
     if tree.root() != newest.root_hash:
         _require_unaltered(source, first, newest.size)
@@ -221,7 +223,11 @@ def _require_unaltered(source: Source, first: int, size: int) -> None:
 
 
 def _entry_alarms(
-    index: int, entry: bytes, keys: dict[str, PublicKey], since: datetime | None
+    index: int,
+    entry: bytes,
+    keys: dict[str, PublicKey],
+    since: datetime | None,
+    signed_at: datetime | None,
 ) -> Iterable[Alarm]:
     try:
         content = json.loads(entry)
@@ -233,6 +239,9 @@ def _entry_alarms(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield Alarm("entry_altered", f"entry {index} is not an Affidavit log entry.", index)
         return
+    if signed_at is not None and is_ahead(at, signed_at):
+        message = f"entry {index}: a {kind} is dated {content['at']}, after its checkpoint."
+        yield Alarm("dated_ahead", message, index)
     if key_id is None:
         return
     key = keys.get(key_id)

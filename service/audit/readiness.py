@@ -221,7 +221,7 @@ class SafetyWatch:
                 try:
                     require_all_unaltered(connection)
                 except LedgerAltered as ledger:
-                    reasons[ledger_events.name] = ledger.reason
+                    reasons[ledger_events.name] = _ledger_altered(ledger.code)
         except LogDamaged as damaged:
             return [_reason("log_damaged", f"{damaged}.", "Run: affidavit audit verify")]
         return list(reasons.values())
@@ -270,12 +270,20 @@ def _database_folder(engine: Engine) -> Path | None:
     return Path(engine.url.database).parent
 
 
+# Everybody reads these, and so they name nobody and no data set.
+
+
 def _rows_altered(table: str, finding: AuditFinding) -> Reason:
     return _reason(
         "rows_altered",
-        f"the table {table} contradicts the log: {finding.where}: {finding.message}",
-        "Run: affidavit audit verify, and restore the rows from a newer backup.",
+        f"the table {table} contradicts the log ({finding.code}).",
+        "Run: affidavit audit verify, which names the rows, and restore them from a newer backup.",
     )
+
+
+def _ledger_altered(code: str) -> Reason:
+    remedy = "Run: affidavit audit verify, which names it, and restore its rows."
+    return _reason(code, "a ledger does not match the log.", remedy)
 
 
 def _reason(code: str, message: str, remedy: str) -> Reason:

@@ -174,6 +174,14 @@ def test_the_operator_with_a_stolen_key_cannot_backdate_into_the_log() -> None:
     assert codes(look(log, seen, trusted=(trusted[0], logger))) == [("backdated", 3)]
 
 
+def test_a_checkpoint_does_not_vouch_for_what_came_after_it() -> None:
+    """As one would of a thief whose key's window has ended."""
+    for minutes, expected in ((4, []), (6, [("dated_ahead", 3)])):
+        later = honest(3).grow(entry(3, at=NOW + timedelta(minutes=minutes)))
+        later.sign(4, later.tree.root(), NOW)
+        assert codes(look(later)) == expected
+
+
 def test_a_log_without_its_witnesses_or_of_another_name_alarms() -> None:
     log = honest(3)
     assert codes(look(log, policy=policy())) == [("not_witnessed", None)]

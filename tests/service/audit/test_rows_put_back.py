@@ -95,6 +95,8 @@ class Site:
             "rows_altered",
             "ledger_altered",
         }
+        told = self.replicas[replica].get("/readyz").text + answer.text  # by anybody, by any team
+        assert not [name for name in ("toy", "others", "spare", "token:") if name in told]
 
     def contradicted(self, replica: int) -> set[str]:
         """The tables because of which a replica suspends writes."""
