@@ -71,6 +71,9 @@ class TrustedKeys:
     def __post_init__(self) -> None:
         if not all(isinstance(key, PublicKey) for key in self.keys):
             raise TypeError("keys has an item that is no PublicKey")
+        policy: object = self.policy
+        if not isinstance(policy, TrustPolicy | None):
+            raise TypeError("policy is no TrustPolicy, nor None, which says that there is none")
 
     def key(self, key_id: str) -> PublicKey | None:
         """Return the trusted key with the id, or None."""

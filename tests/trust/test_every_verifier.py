@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -393,6 +394,22 @@ def test_no_verifier_takes_bare_public_keys() -> None:
     bare = re.compile(r"(Iterable|Sequence|tuple|list|Mapping)\[[^\]]*\bPublicKey\b")
     found = {name for name, types in _functions() if bare.search(types)}
     assert {name.partition(".")[0] for name in found} <= {"trust", "service"}
+
+
+@pytest.mark.parametrize("call", [affidavit.verify, load_certified_run])
+def test_what_has_no_policy_is_no_trust(
+    document: Callable[..., dict[str, Any]], call: Callable[..., Any]
+) -> None:
+    item = forge(document(), logged=False)
+    keys = item.trusted.keys
+    look_alike = SimpleNamespace(keys=keys, policy=None, key=item.trusted.key, now=lambda: NOW)
+    for trusted in (list(keys), keys, look_alike):
+        with pytest.raises((TypeError, GuardStop)) as caught:
+            call(item.bundle, trusted=trusted)
+        assert getattr(caught.value, "code", "bad_argument") == "bad_argument"
+    for policy_ in (False, {}, ""):
+        with pytest.raises(TypeError):
+            TrustedKeys(keys, policy=policy_)  # type: ignore[arg-type]
 
 
 def test_only_the_module_of_dates_compares_dates_of_keys() -> None:
