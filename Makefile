@@ -158,7 +158,7 @@ FORKS := crash distributed sharded step_grants tensor_parallel
 
 # What bench/gpu/run.py needs beside PyTorch, NumPy and SciPy, for a machine that reaches no
 # registry: copy the repository with build/gpu-bundle there, and run
-# PYTHONPATH=build/gpu-bundle:src python3 bench/gpu/run.py
+# PYTHONPATH=build/gpu-bundle:src:. python3 bench/gpu/run.py
 GPU_PYTHON ?= 3.12
 gpu-bundle: install ## what bench-gpu needs on a machine that reaches no registry
 	rm -rf build/gpu-bundle
