@@ -27,7 +27,6 @@ import glob
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -54,6 +53,8 @@ _NAMES = re.compile(rf"\s*+({_NAME}(?:\s*+\.\s*+{_NAME})*+)\s*+")
 
 def _load(raw: bytes) -> dict[str, Any]:
     """Parse TOML; raises ``MalformedPlan`` with the position of a syntax error."""
+    import tomllib  # a plan that is named needs none
+
     for number, written in enumerate(raw.splitlines(), 1):
         name, equals, _ = written.partition(b"=")
         named = equals or name.lstrip().startswith(b"[")

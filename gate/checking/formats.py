@@ -15,14 +15,16 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-from xml.etree import ElementTree as Xml
 
 from affidavit import __version__
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.plan import printable, printable_json
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 GITHUB_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MESSAGE: dict[int, str] = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -112,6 +114,8 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 def junit(results: Sequence[CheckResult]) -> str:
     """Write one test case per plan; an unreadable or undecided plan is an error."""
+    from xml.etree import ElementTree as Xml  # no other format needs it
+
     failures = sum(result.exit is Exit.BLOCKED for result in results)
     errors = sum(result.exit in (Exit.USAGE, Exit.UNDECIDED) for result in results)
     counts = {"tests": str(len(results)), "failures": str(failures), "errors": str(errors)}
@@ -129,7 +133,9 @@ def junit(results: Sequence[CheckResult]) -> str:
     )
 
 
-def _case(suite: Xml.Element, result: CheckResult) -> None:
+def _case(suite: Element, result: CheckResult) -> None:
+    from xml.etree import ElementTree as Xml
+
     case = Xml.SubElement(suite, "testcase", {"name": _xml(result.name), "classname": "affidavit"})
     blocking = [finding for finding in result.findings if finding.blocks]
     if blocking:
