@@ -39,6 +39,7 @@ def launches() -> Iterator[ModuleType]:
         pytest.param(4, 12, False, 0.88, 1.12, marks=pytest.mark.soak),
         pytest.param(4, 12, True, 0.92, 1.10, marks=pytest.mark.soak),
         pytest.param(3, 4, False, 1.33, 1.11, marks=pytest.mark.soak),
+        pytest.param(8, 12, True, 0.96, 1.23, marks=pytest.mark.soak),
     ],
     ids=[
         "T = 64",
@@ -49,6 +50,7 @@ def launches() -> Iterator[ModuleType]:
         "T = 1024, 12 layers",
         "T = 1024, flat, 12 layers",
         "Llama",
+        "ViT-B/16, flat",
     ],
 )
 def test_a_private_microbatch_launches_and_moves_little_more_than_a_plain_one(
