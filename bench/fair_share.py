@@ -27,7 +27,7 @@ from typing import Any
 
 from affidavit.plan import canonical_json
 from affidavit.service.core.database import open_engine
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from bench.service import PLAN, Service, databases, say
 

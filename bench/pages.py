@@ -24,7 +24,7 @@ from unittest.mock import patch
 from sqlalchemy import Engine, text
 
 from affidavit.service.core.database import cursor_at, open_engine
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.operation.database_admin import upgrade
 from affidavit.service.settings import Settings

@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import Connection
@@ -27,25 +26,10 @@ from sqlalchemy import Connection
 from affidavit.plan import StrictModel, digest_of
 from affidavit.service.core.errors import IdempotencyKeyReused
 from affidavit.service.core.teams import DEFAULT
+from affidavit.service.identity.scopes import ORGANISATION_SCOPES, Scope
 
 if TYPE_CHECKING:
     from fastapi import Request
-
-
-class Scope(StrEnum):
-    """A permission of a token."""
-
-    SUBMIT = "submit"
-    APPROVE = "approve"
-    AUDIT = "audit"
-    WORK = "work"
-    ADMIN = "admin"
-
-
-ORGANISATION_SCOPES = frozenset({Scope.APPROVE, Scope.AUDIT, Scope.ADMIN})
-"""Scopes with which a caller without a team sees every team's objects."""
-ORGANISATION_ONLY_SCOPES = frozenset({Scope.AUDIT, Scope.ADMIN})
-"""Scopes for objects without a team: the log, tokens, budgets, policies and keysets."""
 
 
 WORK_TARGET_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -45,9 +45,10 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
 from affidavit.service.core.concurrency import Batcher, in_thread_pool
-from affidavit.service.identity.actor import Actor, AuthenticationError, Scope, is_loopback
+from affidavit.service.identity.actor import Actor, AuthenticationError, is_loopback
 from affidavit.service.identity.openid import ProviderTokens
 from affidavit.service.identity.rate_limiter import key_of_address
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import (
     TOKEN_PREFIX,
     Token,

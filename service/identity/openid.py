@@ -52,8 +52,9 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from affidavit.client import read_bounded
-from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
+from affidavit.service.identity.actor import Actor, AuthenticationError
 from affidavit.service.identity.provider import Provider, SignInClient
+from affidavit.service.identity.scopes import Scope
 
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",

@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 
 from affidavit.service.core.errors import SettingsError
 from affidavit.service.core.teams import NAME as TEAM_NAME
-from affidavit.service.identity.actor import ORGANISATION_ONLY_SCOPES, Scope, is_loopback
+from affidavit.service.identity.actor import is_loopback
+from affidavit.service.identity.scopes import ORGANISATION_ONLY_SCOPES, Scope
 
 PREFIX = "AFFIDAVIT_OIDC_"
 REQUIRED_SETTINGS = ("ISSUER", "AUDIENCE", "SCOPES")

@@ -64,14 +64,13 @@ from affidavit.service.core.errors import OperatorError
 from affidavit.service.core.teams import NAME as TEAM_NAME
 from affidavit.service.identity.actor import (
     DEFAULT_QUEUE,
-    ORGANISATION_ONLY_SCOPES,
     WORK_TARGET_PATTERN,
     Actor,
     Approve,
-    Scope,
     Serves,
     approve_alone,
 )
+from affidavit.service.identity.scopes import ORGANISATION_ONLY_SCOPES, Scope
 from affidavit.service.log.entries import (
     PENDING_LEAF,
     append,

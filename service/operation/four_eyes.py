@@ -34,7 +34,8 @@ from affidavit.service.core.database import (
     hold,
 )
 from affidavit.service.core.problems import Problem, Recorded
-from affidavit.service.identity.actor import Actor, Approve, Scope, approve_alone
+from affidavit.service.identity.actor import Actor, Approve, approve_alone
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.log.entries import PENDING_LEAF, insert_logged, logged
 from affidavit.service.tables.identity import admin_proposals
 from affidavit.service.tables.ledger import ledger_events, ledgers

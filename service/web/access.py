@@ -34,10 +34,11 @@ from affidavit.service.core.fair_queue import (
 )
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.teams import TEAM
-from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
+from affidavit.service.identity.actor import Actor, AuthenticationError
 from affidavit.service.identity.authentication import Caller, address_of, parse_bearer
 from affidavit.service.identity.openid import ProviderUnavailable
 from affidavit.service.identity.rate_limiter import key_of_address, retry_after
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.web.dependencies import Services, services_of
 from affidavit.service.web.middleware import RATE_LIMIT_HEADERS, add_after_response
 

@@ -33,8 +33,9 @@ from affidavit.plan import digest_of
 from affidavit.service.core.database import (
     Store,
 )
-from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
+from affidavit.service.identity.actor import Actor, AuthenticationError
 from affidavit.service.identity.authentication import Caller, caller_of
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys.keyring import Keyring
 from affidavit.service.tables.identity import sessions

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
 from affidavit.service.core import database
 from affidavit.service.core.database import open_engine
 from affidavit.service.core.pool import AccountingPool
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
 from affidavit.service.web.app import create_app

@@ -21,9 +21,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.core.problems import Problem
-from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
+from affidavit.service.identity.actor import Actor, AuthenticationError
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.identity.openid import CodeFlow, ProviderUnavailable, SignInAttempt
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TOKEN_PREFIX
 from affidavit.service.web import sessions
 from affidavit.service.web.access import (

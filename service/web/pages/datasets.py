@@ -35,7 +35,8 @@ from affidavit.client import Composition, Forecast
 from affidavit.plan import Name
 from affidavit.service.core.errors import MalformedRequest
 from affidavit.service.core.problems import Problem, Recorded
-from affidavit.service.identity.actor import Actor, CommandContext, Scope
+from affidavit.service.identity.actor import Actor, CommandContext
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import (
     LedgerScope,

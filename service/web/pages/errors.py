@@ -16,7 +16,7 @@ from starlette.responses import Response
 from affidavit.service.core.errors import AccountingUnavailable
 from affidavit.service.core.problems import Problem, ProblemResponse
 from affidavit.service.core.problems import unavailable as problem_of
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.web.dependencies import services_of
 from affidavit.service.web.pages.access import PageGuard, SignInRequired
 from affidavit.service.web.pages.response import (

@@ -23,7 +23,8 @@ from affidavit.plan import Reason
 from affidavit.service.certificates.issue_status import SUPERSEDED, status_at
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.wire_models import Status
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.ledger.repository import ledgers_after, states_of
 from affidavit.service.ledger.state import StoredLedger
 from affidavit.service.tables.certificates import certificates

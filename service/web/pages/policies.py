@@ -35,7 +35,8 @@ from affidavit.service.certificates.policy_changes import (
 from affidavit.service.core.errors import DomainError, MalformedRequest
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import QueryModel
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.ledger.repository import dataset_names
 from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
 from affidavit.service.policies.store import StoredPolicy

@@ -23,8 +23,9 @@ from fastapi.routing import iter_route_contexts
 from markupsafe import Markup
 from pydantic_core import to_jsonable_python
 
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.authentication import Caller
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.web import sessions
 from affidavit.service.web.dependencies import Services
 from affidavit.service.web.pages.forms import form_token

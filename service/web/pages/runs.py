@@ -24,7 +24,8 @@ from affidavit.plan import Reason
 from affidavit.service.certificates.store import current
 from affidavit.service.core.errors import DomainError, MalformedRequest
 from affidavit.service.core.problems import Problem
-from affidavit.service.identity.actor import Actor, CommandContext, Scope
+from affidavit.service.identity.actor import Actor, CommandContext
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.runs import repository
 from affidavit.service.runs.queue import LockedRun

@@ -22,7 +22,8 @@ from fastapi import APIRouter, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from affidavit.service.core.problems import Problem
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.web.access import open_to_all
 from affidavit.service.web.pages import text
 from affidavit.service.web.pages.text import TONES

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import MAX_DAYS, TokenError
 from affidavit.service.web.dependencies import Services, TheServices
 from affidavit.service.web.pages.access import Admin, RevokingAdmin

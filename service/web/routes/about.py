@@ -24,7 +24,7 @@ from affidavit.service.core.wire_models import (
     PlanDocument,
     ProblemReason,
 )
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.web.access import needs, open_to_all
 from affidavit.service.web.dependencies import TheServices
 from affidavit.service.web.middleware import CONTENT_SECURITY_POLICY

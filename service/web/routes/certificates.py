@@ -44,7 +44,8 @@ from affidavit.service.core.wire_models import (
     Status,
     Verdict,
 )
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.web.access import Reader, needs
 from affidavit.service.web.dependencies import TheServices

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from affidavit.evidence import write_evidence
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.runs.wire_models import RunId
 from affidavit.service.web.access import needs
 from affidavit.service.web.dependencies import TheServices

@@ -14,7 +14,8 @@ from affidavit.client import PublishedKeyset, ResponseModel
 from affidavit.service.certificates.status_list_signing import SignedStatusList
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import Object
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.keys.keyring import SignedKeysetEnvelope
 from affidavit.service.web.access import needs, open_to_all
 from affidavit.service.web.dependencies import TheServices

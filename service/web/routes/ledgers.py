@@ -12,7 +12,8 @@ from sqlalchemy import RowMapping
 from affidavit.client import Grant, Ledger, LedgerSummary, Page, Proposal, Reservation
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import QueryModel
-from affidavit.service.identity.actor import Actor, CommandContext, Scope
+from affidavit.service.identity.actor import Actor, CommandContext
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.ledger.store import LockedReservation

@@ -22,7 +22,8 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.client import Page, ResponseModel
 from affidavit.service.core.wire_models import QueryModel
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.log.reader import tile_entries, tile_hashes
 from affidavit.service.web.access import (
     Guard,

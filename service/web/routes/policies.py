@@ -25,7 +25,8 @@ from affidavit.service.certificates.policy_changes import (
 )
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import QueryModel
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 from affidavit.service.web.access import needs
 from affidavit.service.web.dependencies import Services, TheServices

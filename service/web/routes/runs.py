@@ -18,7 +18,8 @@ from affidavit.client import Page, Run, RunState, RunTest
 from affidavit.plan import Name
 from affidavit.service.core.problems import Problem
 from affidavit.service.core.wire_models import BundleDocument, QueryModel
-from affidavit.service.identity.actor import Actor, CommandContext, Scope
+from affidavit.service.identity.actor import Actor, CommandContext
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.runs import repository
 from affidavit.service.runs.events import (

@@ -21,7 +21,8 @@ from affidavit.service.audit.audit import audit
 from affidavit.service.audit.comparison import LogComparison
 from affidavit.service.audit.entry_types import ENTRY_TYPES
 from affidavit.service.core.database import snapshot
-from affidavit.service.identity.actor import CommandContext, Scope
+from affidavit.service.identity.actor import CommandContext
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.wire_models import GrantRequest

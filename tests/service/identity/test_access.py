@@ -13,7 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from affidavit.service.core.fair_queue import CALLER
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.settings import Settings
 from affidavit.service.web import app as application
 from affidavit.service.web.access import (

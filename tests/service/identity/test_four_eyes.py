@@ -17,7 +17,8 @@ from affidavit.plan import canonical_json
 from affidavit.service.audit.audit import audit
 from affidavit.service.core.database import snapshot
 from affidavit.service.core.teams import acting_for
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.ledger.repository import grants_of
 from affidavit.service.operation import four_eyes
 from affidavit.service.settings import Settings

@@ -16,9 +16,9 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 
-from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.openid import LEEWAY_SECONDS
 from affidavit.service.identity.provider import Provider
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.settings import Settings
 from tests.service.identity.provider_server import (
     AUDIENCE,

@@ -22,9 +22,9 @@ from affidavit.service.core.database import (
 )
 from affidavit.service.core.errors import SettingsError
 from affidavit.service.core.teams import RULES, acting_for
-from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.openid import ProviderTokens
 from affidavit.service.identity.provider import read_provider
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenError, TokenRepository
 from affidavit.service.operation.database_admin import grant_application, metadata
 from affidavit.service.settings import Settings

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.service.core.database import writer
 from affidavit.service.identity import tokens as tokens_module
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import (
     TokenError,
     TokenRepository,

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from affidavit.gate import app
 from affidavit.service.core.database import open_engine
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys.keyring import (
     FRESH_SECONDS,

@@ -17,7 +17,8 @@ from affidavit.service.certificates.decisions import RevocationRequest, revoke
 from affidavit.service.certificates.store import CertificateStore, PlanRequest
 from affidavit.service.certificates.submit_plan import sign
 from affidavit.service.core.database import writer
-from affidavit.service.identity.actor import Actor, CommandContext, Scope
+from affidavit.service.identity.actor import Actor, CommandContext
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.keys.keyring import KeysetStore
 from affidavit.service.ledger.store import LedgerStore

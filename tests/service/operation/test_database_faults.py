@@ -19,7 +19,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from affidavit.service.audit import readiness
 from affidavit.service.core import clock, database
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.keys import keyring as keys
 from affidavit.service.settings import Settings, database_url
 from affidavit.trust import KeyStore

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from affidavit.service.core.database import open_engine
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs import events
 from tests.service.conftest import Server

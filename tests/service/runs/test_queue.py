@@ -15,7 +15,8 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.client import Reservation, Run
 from affidavit.service.core.database import open_engine
-from affidavit.service.identity.actor import CommandContext, Scope
+from affidavit.service.identity.actor import CommandContext
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.runs.queue import MAX_FAILED_ATTEMPTS, RunQueue
 from affidavit.service.runs.wire_models import RunClaimRequest

@@ -29,7 +29,8 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from affidavit.service.web.access import needs
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.core.wire_models import RequestModel, ResponseModel
 from affidavit.service.web.routing import JsonRoute
 

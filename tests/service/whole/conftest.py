@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from affidavit.service.core.database import open_engine
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
 from affidavit.trust import KeyStore

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from affidavit.service.core.database import open_engine, writer
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.identity.tokens import TokenRepository
 from affidavit.service.settings import Settings
 from affidavit.service.tables.identity import sessions

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from affidavit.service.core.errors import SettingsError
-from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.provider import Provider, SignInClient, read_provider
+from affidavit.service.identity.scopes import Scope
 from affidavit.service.settings import Settings
 from tests.service.identity.provider_server import (
     GOOD_KEYS,
