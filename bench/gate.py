@@ -30,6 +30,8 @@ COMMANDS = {
     "`certify --help`": (*AFFIDAVIT, "certify", "--help"),
     "`check --help`": (*AFFIDAVIT, "check", "--help"),
     "`serve --help`": (*AFFIDAVIT, "serve", "--help"),
+    "`train --help`": (*AFFIDAVIT, "train", "--help"),
+    "`audit --help`": (*AFFIDAVIT, "audit", "--help"),
     "`explain under_noised`": (*AFFIDAVIT, "explain", "under_noised"),
     "`schema`": (*AFFIDAVIT, "schema"),
     "`keys list`": (*AFFIDAVIT, "keys", "list"),

@@ -106,7 +106,7 @@ class Commands(TyperGroup):
             single = typer.Typer(add_completion=False)
             single.command(cmd_name)(target)
             target = single
-        command = invocation.simplify_help(get_command(target))
+        command = get_command(target)
         command.name = cmd_name
         return command
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 from typer.main import get_command
@@ -80,9 +80,22 @@ def simplify_help(command: Any) -> Any:
             parameter.display_type = lambda ctx: None  # noqa: ARG005  # hides Python's type name
         elif not parameter.is_flag and parameter.metavar is None:
             parameter.metavar = parameter.opts[0].lstrip("-").upper()
-    for subcommand in getattr(command, "commands", {}).values():
-        simplify_help(subcommand)
+    if hasattr(command, "get_command"):
+        command.get_command = _with_plain_help(command.get_command)
     return command
+
+
+def _with_plain_help(find_command: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Let a group simplify the help of its commands when it finds them; some it imports then."""
+    found: dict[str, Any] = {}
+
+    def find(context: Any, name: str) -> Any:
+        if name not in found:
+            command = find_command(context, name)
+            found[name] = command and simplify_help(command)
+        return found[name]
+
+    return find
 
 
 def _with_conversions(list_parameters: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
@@ -121,11 +134,16 @@ class _Conversion:
         if value is None:
             return () if several else None
         if several and not isinstance(value, str) and all(map(self._is_plain, value)):
-            return [self._kind(item) for item in value]
+            return [self._plain(item) for item in value]
         if not several and self._is_plain(value):
-            return self._kind(value)
+            return self._plain(value)
         return self._build().coerce(value, param=param, ctx=ctx)
 
     def _is_plain(self, value: Any) -> bool:
         """Whether a value needs no validation: a text, a path, or a default in its type."""
+        if get_origin(self._kind) is Literal:
+            return isinstance(value, str) and value in get_args(self._kind)
         return type(value) is self._kind or (self._kind is Path and isinstance(value, str | Path))
+
+    def _plain(self, value: Any) -> Any:
+        return Path(value) if self._kind is Path else value

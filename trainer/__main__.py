@@ -21,16 +21,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import MAX_BYTES, verification_options
-from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, PlanError, printable, read_limited
+from affidavit import certificate as certificates
+from affidavit import mechanisms
+from affidavit import plan as plans
+from affidavit import trust as trusts
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
-from affidavit.trust import (
-    KeyFailure,
-    TrustRoot,
-    VerificationError,
-    write_atomically,
-)
 
 if TYPE_CHECKING:
     from affidavit.trainer.adapters import ModelAdapter
@@ -190,8 +185,8 @@ def main(
     read = _read_plan(plan)
     bundle = _read(certificate, _read_signed)
     with _trust_errors():
-        trusted = TrustRoot(keys, keyset, root, trust).load()
-        options = verification_options(
+        trusted = trusts.TrustRoot(keys, keyset, root, trust).load()
+        options = certificates.verification_options(
             trusted,
             checkpoints=checkpoint_store,
             consistency=consistency,
@@ -252,9 +247,9 @@ def main(
         _exit(Exit.BLOCKED, failure.code, str(failure))
     except RunFailure as failure:
         _exit(EXIT_CODES.get(failure.code, Exit.USAGE), failure.code, str(failure))
-    except VerificationError as failure:
+    except trusts.VerificationError as failure:
         _exit(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
-    except PlanError as failure:
+    except plans.PlanError as failure:
         _exit(Exit.BLOCKED, failure.reasons[0].code, str(failure))
     except (UnsupportedModel, MixedRecords) as failure:
         _exit(
@@ -265,7 +260,7 @@ def main(
     if peers.is_leader:
         if searched is not None:
             score = _mean_loss(adapter, searched.score)
-            write_atomically(out / SCORE_FILE, f"{score!r}\n".encode())
+            trusts.write_atomically(out / SCORE_FILE, f"{score!r}\n".encode())
         _print_outcome(outcome, out)
 
 
@@ -296,18 +291,18 @@ def _print_outcome(outcome: Outcome, out: Path) -> None:
     print(f"the record ends in {outcome.head}", highlight=False)
 
 
-def _read_plan(path: Path) -> Plan:
+def _read_plan(path: Path) -> plans.Plan:
     try:
-        return _read(path, read_plan)
-    except PlanError as error:
+        return _read(path, mechanisms.read_plan)
+    except plans.PlanError as error:
         for reason in error.reasons:
             line = f"{path}: {reason}"
-            err.print(escape(printable(line)), highlight=False)
+            err.print(escape(plans.printable(line)), highlight=False)
         raise typer.Exit(Exit.USAGE) from None
 
 
 def _read_signed(path: Path) -> bytes:
-    return read_limited(path, MAX_BYTES)
+    return plans.read_limited(path, certificates.MAX_BYTES)
 
 
 def _read(path: Path, read: Callable[[Path], T]) -> T:
@@ -322,9 +317,9 @@ def _trust_errors() -> Iterator[None]:
     """Exit if the block cannot use a file of keys, or of what was seen before."""
     try:
         yield
-    except KeyFailure as failure:
+    except trusts.KeyFailure as failure:
         _exit(Exit.USAGE, "bad_keys", str(failure))
-    except VerificationError as failure:
+    except trusts.VerificationError as failure:
         _exit(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
 
 
@@ -338,7 +333,7 @@ def _usage_errors(code: str, what: str, *kinds: type[Exception]) -> Iterator[Non
 
 
 def _exit(status: Exit, code: str, message: str) -> NoReturn:
-    err.print(f"[red]{escape(code)}:[/] {escape(printable(message))}", highlight=False)
+    err.print(f"[red]{escape(code)}:[/] {escape(plans.printable(message))}", highlight=False)
     raise typer.Exit(status)
 
 

@@ -30,20 +30,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import MAX_BYTES
-from affidavit.evidence import (
-    BadSearch,
-    SearchOpening,
-    selection_of,
-)
-from affidavit.mechanisms import read_plan
-from affidavit.plan import Plan, PlanError, printable, read_limited
-from affidavit.trainer.run_folder.run_log import has_run
-from affidavit.trust import (
-    BadEnvelope,
-    statement_in,
-    write_atomically,
-)
+from affidavit import certificate as certificates
+from affidavit import evidence as evidences
+from affidavit import mechanisms
+from affidavit import plan as plans
+from affidavit import trust as trusts
 
 OPENING_FILE = "search.json"
 RUN_FOLDER = "run"
@@ -69,7 +60,7 @@ class Search:
     """A search in the folder ``out``; ``command`` has the trainer's options for all trials."""
 
     out: Path
-    opening: SearchOpening
+    opening: evidences.SearchOpening
     model: str
     command: tuple[str, ...]
 
@@ -83,6 +74,8 @@ class Search:
 
         Raises ``NotBegun``.
         """
+        from affidavit.trainer.run_folder.run_log import has_run
+
         folder = self.folder / str(number)
         if (folder / SCORE_FILE).exists():
             return
@@ -95,7 +88,9 @@ class Search:
             "score": self.opening.score,
             "learning_rate": tried.get("learning_rate"),
         }
-        write_atomically(folder / "trial.json", json.dumps({**trial, "tried": tried}).encode())
+        trusts.write_atomically(
+            folder / "trial.json", json.dumps({**trial, "tried": tried}).encode()
+        )
         resume = ["--resume"] if has_run(folder) else []
         command = [
             *(*CHILD, str(os.getpid()), *TRAINER, f"--out={folder}"),
@@ -162,7 +157,7 @@ def main(
     Other options are those of affidavit train, in every trial.
     """
     read = _read_plan(plan)
-    selection = selection_of(read)
+    selection = evidences.selection_of(read)
     if selection is None:
         _exit_with_usage_error(
             f"{plan} has no repeat_and_select, so its certificate covers one run: train it."
@@ -236,39 +231,38 @@ def _run_on_ray(search: Search, trials: int, address: str, *, gpu: bool) -> None
 
 def _load_opening(
     out: Path, certificate: Path, choices: Path | None, score: str | None
-) -> SearchOpening:
+) -> evidences.SearchOpening:
     """Return the opening in the folder, or a new one after writing it to disk."""
     path = out / OPENING_FILE
     try:
         if path.exists():
-            return SearchOpening.read(json.loads(path.read_bytes()))
+            return evidences.SearchOpening.read(json.loads(path.read_bytes()))
         if score is None:
             _exit_with_usage_error(
                 "--score is missing: name the public data on which trials are compared."
             )
-        values = {} if choices is None else json.loads(read_limited(choices))
-        identifier = statement_in(read_limited(certificate, MAX_BYTES))["predicate"][
-            "certificate_id"
-        ]
-        opening = SearchOpening.create(identifier, values, score)
+        values = {} if choices is None else json.loads(plans.read_limited(choices))
+        bundle = plans.read_limited(certificate, certificates.MAX_BYTES)
+        identifier = trusts.statement_in(bundle)["predicate"]["certificate_id"]
+        opening = evidences.SearchOpening.create(identifier, values, score)
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(opening.as_document()).encode(), mode=0o600)
-    except BadSearch as error:
+        trusts.write_atomically(path, json.dumps(opening.as_document()).encode(), mode=0o600)
+    except evidences.BadSearch as error:
         _exit_with_usage_error(str(error))
-    except (BadEnvelope, OSError, ValueError, KeyError, TypeError) as error:
+    except (trusts.BadEnvelope, OSError, ValueError, KeyError, TypeError) as error:
         _exit_with_usage_error(f"cannot read the certificate, the choices or {path}: {error}")
     return opening
 
 
-def _read_plan(path: Path) -> Plan:
+def _read_plan(path: Path) -> plans.Plan:
     try:
-        return read_plan(path)
-    except (OSError, PlanError) as error:
+        return mechanisms.read_plan(path)
+    except (OSError, plans.PlanError) as error:
         _exit_with_usage_error(f"{path}: {error}")
 
 
 def _exit_with_usage_error(message: str) -> NoReturn:
-    lines = "\n".join(map(printable, message.splitlines()))
+    lines = "\n".join(map(plans.printable, message.splitlines()))
     err.print(lines, highlight=False, markup=False)
     raise typer.Exit(2)
 

@@ -1,6 +1,6 @@
 """The worker: claims certified runs, supervises the trainer, signs and reports what it did.
 
-Begin with ``job`` (one run). ``lease`` and ``heartbeat`` keep the right to run,
+Begin with ``claiming``, and ``job`` (one run). ``lease`` and ``heartbeat`` keep the right to run,
 ``service_client`` asks the service, and ``trainer_process`` starts the trainer, which the worker
 does not import.
 """

@@ -20,32 +20,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from affidavit.client import Unreachable
-from affidavit.trust import (
-    KeyFailure,
-    KeyRole,
-    SigningPort,
-    TrustRoot,
-    VerificationError,
-)
-from affidavit.trust.signers import own_signing_key
-from affidavit.worker.job import WorkerConfig, run_job
-from affidavit.worker.lease import UUID, Job, LeaseLost, Refused
-from affidavit.worker.service_client import RunQueueClient
+from affidavit import trust as trusts
 
-USAGE = REFUSED = 2
-UNREACHABLE = 3
+if TYPE_CHECKING:
+    from affidavit.worker.service_client import RunQueueClient
+
+USAGE = 2
 CLAIM_SECONDS = 2.0
 """Pause between two claims from an empty queue."""
-MAX_PAUSE_SECONDS = 30.0
-"""Longest pause while the service is unreachable or runs fail."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-log = logging.getLogger("affidavit.worker")
 
 
 def main(
@@ -116,6 +103,10 @@ def main(
     once: Annotated[bool, typer.Option("--once", help="Exit when the queue is empty.")] = False,
 ) -> None:
     """Claim certified runs from a service, train them one by one, and report the results."""
+    from affidavit.worker import claiming
+    from affidavit.worker.job import WorkerConfig
+    from affidavit.worker.lease import UUID
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     worker = name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "worker"
@@ -126,7 +117,7 @@ def main(
         _stop(f"--run {run[:80]!r} is not a run id.")
     if gpu and hosts == 1:  # the nodes of a Ray cluster have GPUs where this process has none
         _require_cuda(processes)
-    trusted = TrustRoot(keys, keyset, root, trust)
+    trusted = trusts.TrustRoot(keys, keyset, root, trust)
     key = _signing_key(trusted)
     config = WorkerConfig(
         source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
@@ -144,60 +135,8 @@ def main(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: _on_signal(stop, received))
-    raise typer.Exit(work(config, queue, run, stop, wait=wait, once=once or run is not None))
-
-
-def work(
-    config: WorkerConfig,
-    queue: str,
-    run: str | None,
-    stop: threading.Event,
-    *,
-    wait: float,
-    once: bool,
-) -> int:
-    """Execute ``run``, or the runs of the queue until ``stop`` is set; return the exit code.
-
-    Pauses double while the service is unreachable or runs fail.
-    """
-    pause = wait
-    while not stop.is_set():
-        try:
-            job = config.source.claim(queue, config.name, config.lease, run)
-        except (Unreachable, LeaseLost) as error:
-            log.warning("cannot claim a run at the moment: %s", error)
-            if once and pause >= MAX_PAUSE_SECONDS:
-                return UNREACHABLE
-            stop.wait(pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
-            continue
-        except Refused as error:
-            log.error("cannot claim runs: %s: %s", error.code, error)
-            return REFUSED
-        if job is None and once:
-            return 0
-        conforms = job is not None and _execute(config, job)
-        if job is not None and run is not None:
-            return 0  # the engine reads the outcome from the service
-        if not conforms:
-            stop.wait(pause)
-        pause = wait if conforms or job is None else min(2 * pause, MAX_PAUSE_SECONDS)
-    return 0
-
-
-def _execute(config: WorkerConfig, job: Job) -> bool:
-    """Execute a claimed run, and return whether its record conforms."""
-    log.info("run %s: claimed under fencing token %d", job.run, job.fence)
-    try:
-        return run_job(config, job)
-    except LeaseLost as error:
-        log.warning("run %s: the lease is lost, so nothing is reported: %s", job.run, error)
-    except Refused as error:
-        log.error("run %s: %s: %s", job.run, error.code, error)
-    except Exception:
-        # A failure must not end the worker. The lease of the run will expire.
-        log.exception("run %s: internal error", job.run)
-    return False
+    once = once or run is not None
+    raise typer.Exit(claiming.claim_runs(config, queue, run, stop, wait=wait, once=once))
 
 
 def _on_signal(stop: threading.Event, received: int) -> None:
@@ -222,17 +161,21 @@ def _source(server: str, token: str | None) -> RunQueueClient:
         _stop(f"--server {server[:80]!r} is not a URL: use http://HOST or https://HOST.")
     if token and re.fullmatch(r"[!-~]+", token) is None:
         _stop("AFFIDAVIT_TOKEN is not valid: use letters A to Z, digits and . _ ~ + / - = only.")
+    from affidavit.worker.service_client import RunQueueClient
+
     return RunQueueClient(server, token)
 
 
-def _signing_key(trusted: TrustRoot) -> SigningPort:
+def _signing_key(trusted: trusts.TrustRoot) -> trusts.SigningPort:
     """Return the worker's signing key; ``trusted`` can be read, and is read again for each run."""
+    from affidavit.trust.signers import own_signing_key
+
     try:
-        key = own_signing_key(KeyRole.RUN)
+        key = own_signing_key(trusts.KeyRole.RUN)
         if key is None:
             _stop("no signing key found; create one for this worker with: affidavit keys new")
         trusted.load()
-    except (KeyFailure, VerificationError) as failure:
+    except (trusts.KeyFailure, trusts.VerificationError) as failure:
         _stop(str(failure))
     return key
 

@@ -12,16 +12,14 @@ import pwd
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from affidavit.service.core.clock import DatabaseClock
-from affidavit.service.core.database import open_engine
-from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens import Token, TokenRepository
-from affidavit.service.operation.database_admin import require_head
-from affidavit.service.settings import Settings
+from affidavit.service.identity.scopes import Scope
+
+if TYPE_CHECKING:
+    from affidavit.service.identity.tokens import Token, TokenRepository
 
 tokens = typer.Typer(
     help="Manage the service's access tokens.",
@@ -120,6 +118,13 @@ def _revoke(
 @contextmanager
 def _repository() -> Iterator[tuple[TokenRepository, datetime]]:
     """Open the token repository, and read the database's time."""
+    # The help of a command needs no database.
+    from affidavit.service.core.clock import DatabaseClock
+    from affidavit.service.core.database import open_engine
+    from affidavit.service.identity.tokens import TokenRepository
+    from affidavit.service.operation.database_admin import require_head
+    from affidavit.service.settings import Settings
+
     engine = open_engine(Settings.from_environment().database_url)
     try:
         require_head(engine)

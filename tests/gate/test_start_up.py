@@ -78,16 +78,21 @@ MODULES_OF_HELP = 560
 """Those of all commands together, of which Typer and Rich are half."""
 HELP_OF_ALL = """
 import sys
+from importlib import import_module
 from typer.main import get_command
 from affidavit.gate.cli import COMMANDS, app
-group = get_command(app)
+from affidavit.gate.invocation import simplify_help
+group = simplify_help(get_command(app))
 def print_help(command, name):
     with command.make_context(name, [], resilient_parsing=True) as context:
         print(command.get_help(context))
-    for below in getattr(command, "commands", {}):
-        print_help(command.commands[below], below)
+        for below in getattr(command, "list_commands", lambda _: ())(context):
+            print_help(command.get_command(context, below), below)
 for name, module in COMMANDS.items():
-    if "." not in module:  # a program of its own
+    if "." in module:  # a program of its own
+        program = get_command(import_module(f"affidavit.{module}").app)
+        print_help(simplify_help(program), name)
+    else:
         print_help(group.get_command(None, name), name)
 print("imported:", *sys.modules)
 """
@@ -99,6 +104,8 @@ def test_the_help_of_every_command_needs_no_models_and_no_client() -> None:
     text, _, names = done.stdout.rpartition("imported:")
     assert "--forecast" in text
     assert "--claimed-epsilon" in text
+    assert "--microbatch" in text
+    assert "export-checkpoint" in text
     loaded = set(names.split())
     assert loaded & (NUMERICAL | UNUSED | {"httpx", "pebble", "affidavit.client.models"}) == set()
     assert len(loaded) < MODULES_OF_HELP, sorted(loaded)
