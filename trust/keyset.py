@@ -29,7 +29,6 @@ References: TUF specification 1.0.33, section 5.3 (root rotation, rollback, expi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,7 +36,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import MalformedPlan, canonical_json, digest_of_bytes, load_json
 from affidavit.trust.dsse import (
     BadEnvelope,
     CosignedEnvelope,
@@ -199,7 +198,7 @@ class SignedKeyset:
     @property
     def digest(self) -> str:
         """``sha256:`` and the digest of the payload, to which the next version refers."""
-        return "sha256:" + hashlib.sha256(self.envelope.payload).hexdigest()
+        return digest_of_bytes(self.envelope.payload)
 
     def signed_by(self, key: SigningPort) -> SignedKeyset:
         """Add the signature of ``key``."""

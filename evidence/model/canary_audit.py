@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from affidavit.plan import MalformedPlan, canonical_json, load_json
+from affidavit.plan import MalformedPlan, canonical_json, digest_of_bytes, load_json
 
 AUDITABLE = frozenset({"add_remove", "zero_out"})
 """The adjacencies under which neighbours differ in the presence of a record."""
@@ -95,7 +95,7 @@ class Canaries:
     @property
     def commitment(self) -> str:
         """``sha256:`` and the digest of the file."""
-        return "sha256:" + hashlib.sha256(self.as_bytes()).hexdigest()
+        return digest_of_bytes(self.as_bytes())
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Return a generator for ``purpose``, which is a function of the nonce."""

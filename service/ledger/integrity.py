@@ -18,7 +18,6 @@ after the previous events, evaluates the rule again, and compares the row's stat
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection, Row, bindparam, func, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
-from affidavit.plan import parse_event
+from affidavit.plan import digest_of_bytes, parse_event
 from affidavit.service.core.errors import DomainError, LogDamaged
 from affidavit.service.core.teams import DEFAULT
 from affidavit.service.ledger.state import (
@@ -96,7 +95,7 @@ class LedgerAltered(DomainError):
 
 def state_digest(state: str) -> str:
     """Return the logged digest of a row's state."""
-    return "sha256:" + hashlib.sha256(state.encode()).hexdigest()
+    return digest_of_bytes(state.encode())
 
 
 def event_entry(scope: LedgerScope, event: Any) -> LogEntry:

@@ -16,7 +16,6 @@ because it may be killing its workers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import zlib
@@ -32,6 +31,7 @@ from sqlalchemy import Connection, select
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.client import RunTest
 from affidavit.evidence import Conformance, SearchOpening
+from affidavit.plan import digest_of_bytes
 from affidavit.service.core.database import Store
 from affidavit.service.core.database import hold as hold_certificate
 from affidavit.service.core.errors import DomainError, WrongState
@@ -367,7 +367,7 @@ class LockedRun:
 
 def _digest_of(secret: str) -> str:
     """Return the stored digest of a claim's secret."""
-    return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
+    return digest_of_bytes(secret.encode())
 
 
 P = ParamSpec("P")
