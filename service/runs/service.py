@@ -249,26 +249,25 @@ class RunService:
     # ---- tests -----------------------------------------------------------------------
 
     async def add_replay(
-        self, run_id: str, record: ReplayRecord, context: CommandContext
+        self, run: StoredRun, record: ReplayRecord, context: CommandContext
     ) -> RunTest:
         """Store what a replay on the run's plan showed; raises ``WrongReplay``, ``WrongState``."""
-        run = await run_in_threadpool(self.queue.find, run_id)
         if record.plan != run.plan_digest:
             raise WrongReplay(
                 "the replay is of another plan than the run, or of none.",
                 "Run affidavit replay --plan with the run's plan.",
                 pointer="/plan",
             )
-        return await self._add_test(run_id, "replay", record.model_dump(mode="json"), context)
+        return await self._add_test(run.id, "replay", record.model_dump(mode="json"), context)
 
     async def add_audit(
-        self, run_id: str, request: AuditRequest, context: CommandContext
+        self, run: StoredRun, request: AuditRequest, context: CommandContext
     ) -> RunTest:
         """Store what the canaries of the run's record showed.
 
         Raises ``WrongAudit``, ``WrongState`` and ``NoRecord``.
         """
-        run, parts, issue = await run_in_threadpool(self._record_of, run_id)
+        parts, issue = await run_in_threadpool(self._record_of, run)
         predicate = statement_in(issue.bundle)["predicate"]
         sent = request.model_dump(mode="json")
         try:
@@ -279,10 +278,9 @@ class RunService:
             ) from None
         return await self._add_test(run.id, "audit", record, context)
 
-    def _record_of(self, run_id: str) -> tuple[StoredRun, list[bytes], StoredCertificate]:
-        run = self.queue.find(run_id)
-        parts = self.queue.read(repository.final_record, run_id)
-        return run, parts, self._store.issue(run.certificate, run.issue, untrusted=run.untrusted)
+    def _record_of(self, run: StoredRun) -> tuple[list[bytes], StoredCertificate]:
+        parts = self.queue.read(repository.final_record, run.id)
+        return parts, self._store.issue(run.certificate, run.issue, untrusted=run.untrusted)
 
     async def _add_test(
         self, run_id: str, kind: TestKind, record: Any, context: CommandContext

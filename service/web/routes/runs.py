@@ -180,9 +180,9 @@ async def replay(
     request: ReplayRequest,
 ) -> RunTest:
     """What `affidavit replay --plan` showed; a run has one, which may be sent again."""
-    await run_in_threadpool(_require_own, services, actor, run_id)
+    run = await run_in_threadpool(_own_run, services, actor, run_id)
     call = CommandContext.of(actor, http, None, request)
-    return await services.runs.add_replay(run_id, request, call)
+    return await services.runs.add_replay(run, request, call)
 
 
 @router.post(
@@ -199,16 +199,18 @@ async def audit(
     request: AuditRequest,
 ) -> RunTest:
     """What the canaries of the record and their losses show; a run has one audit."""
-    await run_in_threadpool(_require_own, services, actor, run_id)
+    run = await run_in_threadpool(_own_run, services, actor, run_id)
     call = CommandContext.of(actor, http, None, request)
-    return await services.runs.add_audit(run_id, request, call)
+    return await services.runs.add_audit(run, request, call)
 
 
-def _require_own(services: Services, actor: Actor, run_id: str) -> None:
-    if not _may_change(actor, services.runs.queue.find(run_id)):
+def _own_run(services: Services, actor: Actor, run_id: str) -> StoredRun:
+    run = services.runs.queue.find(run_id)
+    if not _may_change(actor, run):
         raise Problem(
             403, "not_yours", "You can add tests only to your own runs. Ask the requester."
         )
+    return run
 
 
 def _may_change(actor: Actor, run: Run) -> bool:
