@@ -13,6 +13,7 @@ from .hyperparameter_search import read_choices as read_choices
 from .hyperparameter_search import selection_of as selection_of
 from .model.audit_record import audit_record as audit_record
 from .model.canary_audit import AUDITABLE as AUDITABLE
+from .model.canary_audit import MAX_CANARIES as MAX_CANARIES
 from .model.canary_audit import Audit as Audit
 from .model.canary_audit import BadCanaries as BadCanaries
 from .model.canary_audit import Canaries as Canaries

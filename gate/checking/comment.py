@@ -126,9 +126,7 @@ def gitlab() -> CommentApi:
                 "new_line": item.line,
             },
         },
-        account=lambda client: _checked(client.get(f"{_variable('CI_API_V4_URL')}/user"))[
-            "username"
-        ],
+        account=lambda client: _checked(client.get(f"{base}/user"))["username"],
         author=("author", "username"),
         headers={"PRIVATE-TOKEN": _variable("GITLAB_TOKEN")},
     )

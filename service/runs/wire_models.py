@@ -15,7 +15,7 @@ from fastapi import Path
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from affidavit.client import Run
-from affidavit.evidence import ReplayRecord, read_choices
+from affidavit.evidence import MAX_CANARIES, ReplayRecord, read_choices
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
 from affidavit.service.core.wire_models import (
     UUID,
@@ -97,8 +97,8 @@ class CanariesModel(StrictModel):
 
     version: Literal[1]
     nonce: Annotated[str, StringConstraints(strict=True, pattern="^[0-9a-f]{64}$")]
-    count: Annotated[Integer, Field(ge=2, le=1_000_000)]
-    guesses: Annotated[Integer, Field(ge=2, le=1_000_000)]
+    count: Annotated[Integer, Field(ge=2, le=MAX_CANARIES)]
+    guesses: Annotated[Integer, Field(ge=2, le=MAX_CANARIES)]
 
 
 class AuditRequest(RunRequestModel):
