@@ -492,8 +492,8 @@ class EvidenceCheck {
     requireThat(whole, "no canaries");
     const planned = this.predicate.plan.canaries ?? null;
     if (planned !== null) {
-      const wanted = planned.guesses ?? Math.max(2, Math.floor(planned.count / 6) * 2);
-      requireThat(count === planned.count && guesses === wanted, "other numbers than the plan");
+      const guessed = planned.guesses ?? Math.max(2, Math.floor(planned.count / 6) * 2);
+      requireThat(count === planned.count && guesses === guessed, "other numbers than the plan");
     }
     const adjacency = get(this.predicate, "guarantee", "adjacency");
     requireThat(AUDITABLE.includes(adjacency), "an adjacency that no audit is about");

@@ -49,7 +49,7 @@ def test_a_loop_in_another_file_is_asked_about(checked: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside", "asked"),
+    ("beside", "is_caller"),
     [
         ("from train import start\n", True),
         ("from train import (\n    other,\n    start,\n)\n", True),
@@ -61,11 +61,11 @@ def test_a_loop_in_another_file_is_asked_about(checked: Any) -> None:
     ],
 )
 def test_a_file_that_runs_the_private_call_of_another_is_asked_about(
-    checked: Any, beside: str, asked: bool
+    checked: Any, beside: str, is_caller: bool
 ) -> None:
     Path("train.py").write_text(SCRIPT.format(imports="", loop=LOOP))
     Path("beside.py").write_text(beside)
     code, document = checked("train.py")
     messages = [item["message"] for item in document["plans"][0]["findings"] if item["blocks"]]
-    assert any("beside.py" in message for message in messages) is asked
-    assert (code == 0) is not asked
+    assert any("beside.py" in message for message in messages) is is_caller
+    assert (code == 0) is not is_caller

@@ -287,8 +287,9 @@ def test_who_hangs_up_is_charged_for_processor_time_too(
             spent = processor_time_of(int(begun[1])) - begun[0] if begun[1] else 0.0
             return spent > 0.2 if how == "work" else bool(begun[1])
 
-        while not is_over():
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while not is_over():
+                await asyncio.sleep(0.01)
         since = time.monotonic()
         while how == "wait" and time.monotonic() < since + 0.5:
             await asyncio.sleep(0.01)

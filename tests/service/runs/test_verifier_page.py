@@ -469,12 +469,12 @@ def compare_evidence(
     parts = [content for _, content in sorted(made.files.items()) if len(content) > 200]
     results = page.results([case_of(raw, trusted) for raw in raws], parts)
     differ = []
-    for raw, wanted, result in zip(raws, expected, results, strict=True):
+    for raw, by_python, result in zip(raws, expected, results, strict=True):
         found = outcome_of(result)
         left_out = {item["step"] for item in result["steps"] if not item["checked"]} & NOT_HERE
         # What only Python checks, the page says that it did not.
-        if found != wanted and not (found[0] == 0 and wanted[0] in left_out):
-            differ.append((found, wanted, result, raw))
+        if found != by_python and not (found[0] == 0 and by_python[0] in left_out):
+            differ.append((found, by_python, result, raw))
     assert not differ, f"{len(differ)} differ, such as {differ[0][:3]}"
     return expected
 
