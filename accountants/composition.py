@@ -57,8 +57,8 @@ def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) ->
     match event:
         case Repeated(event=inner, count=count):
             _count(inner, times * count, counts)
-        case Composed(events=events):
-            for inner in events:
+        case Composed(events=members):
+            for inner in members:
                 _count(inner, times, counts)
         case EitherBound(events=bounds):
             _count(bounds[0], times, counts)

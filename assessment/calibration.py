@@ -85,8 +85,8 @@ class Solver:
         With ``one_engine`` no other engine is used if this one has no lower ends. Raises
         ``AccountantError``.
         """
-        event, events = closed.event(), closed.attained()
-        above, least = self.curve(event), attained_event(events)
+        event, attained = closed.event(), closed.attained()
+        above, least = self.curve(event), attained_event(attained)
         if isinstance(self.engine, Sampling):
             return above if least == event else BracketingCurve(above=above, below=())
         has_lower_ends = one_engine or self.engine.name not in UPPER_BOUND_ENGINES
@@ -97,7 +97,7 @@ class Solver:
             for attack in attacks_of(closed)
             for curve in self._lower_curves(attack, one_engine=one_engine)
         )
-        own = (above,) if has_lower_ends and events == event else ()
+        own = (above,) if has_lower_ends and attained == event else ()
         return BracketingCurve(above=above, below=(*own, *below))
 
     def strongest_attack(self, closed: Lowered, delta: float) -> tuple[Attack, float]:

@@ -150,13 +150,13 @@ def run_of(plan: Plan, engine: str, *, predicate: dict[str, Any] | None = None) 
     )
 
 
-def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracket]:
-    """Return the first engine that covers the composition of ``events`` and its bracket of ε.
+def composed_epsilon(runs: Sequence[Event], delta: float) -> tuple[str, Bracket]:
+    """Return the first engine that covers the composition of ``runs`` and its bracket of ε.
 
     This is the cost of plans that were all fixed in advance; for plans chosen because of earlier
     results it is not a bound. Raises ``Unsupported``.
     """
-    event = Composed(events=tuple(events))
+    event = Composed(events=tuple(runs))
     for engine in certain_accountants():
         try:
             return engine.name, engine.curve(event).epsilon(delta)

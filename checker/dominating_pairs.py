@@ -224,8 +224,8 @@ def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
     match event:
         case Repeated(event=inner, count=count):
             _count(inner, times * count, counts)
-        case Composed(events=events):
-            for inner in events:
+        case Composed(events=members):
+            for inner in members:
                 _count(inner, times, counts)
         case EitherBound():
             raise bad_witness("it does not say which of several bounds it is for")

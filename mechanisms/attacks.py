@@ -271,8 +271,8 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
 
 def _leaves(event: Event) -> Iterator[tuple[Leaf, int]]:
     match event:
-        case Composed(events=events):
-            for inner in events:
+        case Composed(events=members):
+            for inner in members:
                 yield from _leaves(inner)
         case Repeated(event=inner, count=times):
             for leaf, count in _leaves(inner):

@@ -196,8 +196,8 @@ def _replaced(bound: Event) -> Event | None:
         case Repeated(event=inner, count=count):
             one = _replaced(inner)
             return None if one is None else Repeated(event=one, count=count)
-        case Composed(events=events):
-            parts = [_replaced(event) for event in events]
+        case Composed(events=members):
+            parts = [_replaced(event) for event in members]
             known = tuple(part for part in parts if part is not None)
             return Composed(events=known) if len(known) == len(parts) else None
         case _:

@@ -110,12 +110,12 @@ def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost | str:
         return str(failure) or type(failure).__name__
 
 
-def compose_events(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[str, Any]:
-    """Compose ``events`` with their counts, as if they had been fixed in advance.
+def compose_events(runs: list[tuple[dict[str, Any], int]], delta: float) -> dict[str, Any]:
+    """Compose ``runs`` with their counts, as if they had been fixed in advance.
 
     Returns ``engine`` and ``epsilon`` with its two ends, or nulls if no engine supports the events.
     """
-    parts = tuple(Repeated(event=parse_event(event), count=count) for event, count in events)
+    parts = tuple(Repeated(event=parse_event(event), count=count) for event, count in runs)
     try:
         engine, epsilon = composed_epsilon([Composed(events=parts)], delta)
     except AccountantError:
@@ -293,11 +293,11 @@ class LedgerService:
                 certificate = await run_in_threadpool(self._issue_of, reservation)
                 event = (await self._cost(certificate, steps.run)).event
             counts[json.dumps(event, sort_keys=True)] += 1
-        events = [(json.loads(text), count) for text, count in sorted(counts.items())]
+        runs = [(json.loads(text), count) for text, count in sorted(counts.items())]
         delta = ledger.state.budget.delta
-        digest = hashlib.sha256(json.dumps([events, float(delta)]).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([runs, float(delta)]).encode()).hexdigest()
         result = await self._compositions(
-            digest, lambda: self._pool.run(compose_events, events, float(delta))
+            digest, lambda: self._pool.run(compose_events, runs, float(delta))
         )
         return Composition.model_validate({**result, "delta": delta})
 

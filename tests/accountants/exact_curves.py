@@ -79,13 +79,13 @@ def gaussian_run(draw: random.Random) -> ExactRun:
     """Several Gaussian releases, which are one."""
     parts = [(draw.uniform(0.5, 9), draw.randrange(1, 5)) for _ in range(draw.randrange(1, 4))]
     mu = mpmath.sqrt(sum(count / mpf(sigma) ** 2 for sigma, count in parts))
-    events = (Repeated(event=Gaussian(noise_multiplier=s), count=n) for s, n in parts)
+    members = (Repeated(event=Gaussian(noise_multiplier=s), count=n) for s, n in parts)
 
     def delta(epsilon: mpf) -> mpf:
         low = mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
         return mpmath.ncdf(mu / 2 - epsilon / mu) - low
 
-    return ExactRun(Composed(events=tuple(events)), 0, delta)
+    return ExactRun(Composed(events=tuple(members)), 0, delta)
 
 
 def poisson_run(draw: random.Random) -> ExactRun:

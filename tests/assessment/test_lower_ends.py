@@ -132,8 +132,8 @@ def test_groups_are_amplified_by_the_columns_that_they_have() -> None:
     assert upper >= FourierAccountant().curve(_composed(2 * leaves[:1])).epsilon(DELTA).lower
 
 
-def _composed(events: list[PoissonSubsampledGaussian]) -> Composed:
-    return Composed(events=tuple(events))
+def _composed(steps: list[PoissonSubsampledGaussian]) -> Composed:
+    return Composed(events=tuple(steps))
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])

@@ -425,7 +425,7 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
 @pytest.mark.soak
 def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
     """Balls have one precision for the whole process, which nothing changes."""
-    events = [poisson(0.3, 2.0, 2), fixed_size(100, 10, 2.0, 3), poisson(0.01, 1.0, 9)]
+    members = [poisson(0.3, 2.0, 2), fixed_size(100, 10, 2.0, 3), poisson(0.01, 1.0, 9)]
     witnesses = [
         Witness(
             epsilon="1.5",
@@ -438,11 +438,11 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
                 for _ in laws(event)
             ),
         )
-        for event, bits in zip(events, (64, 128, 192), strict=True)
+        for event, bits in zip(members, (64, 128, 192), strict=True)
     ]
 
     def curve(index: int) -> str:
-        measure = compose(laws(events[index])[0], witnesses[index].runs[0])
+        measure = compose(laws(members[index])[0], witnesses[index].runs[0])
         return str(measure.delta(arb(1)).upper())
 
     before, alone = ctx.prec, [curve(index) for index in range(3)]

@@ -45,8 +45,8 @@ def releases(event: Event, times: int = 1) -> Iterator[tuple[Any, int]]:
     match event:
         case Repeated(event=inner, count=count):
             yield from releases(inner, times * count)
-        case Composed(events=events):
-            for inner in events:
+        case Composed(events=members):
+            for inner in members:
                 yield from releases(inner, times)
         case ChainOfNeighbours(event=inner, links=links):
             yield (links, frozenset(map(counted, alternatives(inner)))), times

@@ -79,11 +79,11 @@ def test_no_data_sets_cost_more_than_the_upper_end_and_the_attack_costs_the_lowe
     draw, sigma = random.Random(seeded(52)), 1.5
     user = {"unit": "user", "contributions_per_user": records} if records > 1 else {}
     run = lowered(sigma, **user)
-    events = [event.events[0] for event in alternatives(run.event())]
+    members = [event.events[0] for event in alternatives(run.event())]
     bounds: list[PrivacyCurve] = [
-        FourierAccountant().curve(event) for event in events if isinstance(event, GaussianMixture)
+        FourierAccountant().curve(event) for event in members if isinstance(event, GaussianMixture)
     ]
-    bounds += [FixedSizeRunCurve(event) for event in events if isinstance(event, FixedSizeRun)]
+    bounds += [FixedSizeRunCurve(event) for event in members if isinstance(event, FixedSizeRun)]
     assert len(bounds) == 2
     upper = [min(bound.delta(e).upper for bound in bounds) for e in EPSILONS]
     attained = [

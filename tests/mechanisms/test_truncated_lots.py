@@ -70,8 +70,8 @@ def lowered(adjacency: str, largest: int | None, *, lot: int = 1, **dataset: Any
 
 def bounds(run: Lowered) -> list[Event]:
     """What bounds ``run``, but for chains of neighbours."""
-    events = alternatives(run.event())
-    return [event.events[0] for event in events if isinstance(event, Composed)]
+    members = alternatives(run.event())
+    return [event.events[0] for event in members if isinstance(event, Composed)]
 
 
 @pytest.mark.parametrize("records", [1, 2])
@@ -157,10 +157,10 @@ def _density(gradients: NDArray[np.float64], q: float, largest: int) -> NDArray[
 def test_no_data_sets_cost_more_where_most_lots_are_cut(adjacency: str, records: int) -> None:
     draw, size, epsilons = random.Random(seeded(20)), 4, (0.05, 0.3, 1.0, 2.5)
     plan = document(adjacency, 1, probability=0.35, steps=2, size=size, **_user(records))
-    events = [one for one in bounds(lower(plan_from(plan))) if not isinstance(one, Repeated)]
+    members = [one for one in bounds(lower(plan_from(plan))) if not isinstance(one, Repeated)]
     upper: list[PrivacyCurve] = [
         FixedSizeRunCurve(one) if isinstance(one, FixedSizeRun) else FourierAccountant().curve(one)
-        for one in events
+        for one in members
     ]
     assert len(upper) >= (2 if adjacency == "add_remove" else 3)
     limits = [[curve.delta(at).upper for curve in upper] for at in epsilons]

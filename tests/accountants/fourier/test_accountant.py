@@ -123,11 +123,11 @@ def test_phases_of_very_different_scales_are_as_narrow_as_asked_for(
     phases: list[tuple[float, float, int]], delta: float, pair: SubsampledPair
 ) -> None:
     """Where one law lies within a step of the grid that suits another."""
-    events = tuple(poisson(q, sigma, steps, pair) for q, sigma, steps in phases)
-    together = epsilon(Composed(events=events), delta)
+    members = tuple(poisson(q, sigma, steps, pair) for q, sigma, steps in phases)
+    together = epsilon(Composed(events=members), delta)
     assert together.width <= 1.0001e-4 * together.upper
     # A phase less costs no more.
-    rest = epsilon(Composed(events=events[1:]), delta)
+    rest = epsilon(Composed(events=members[1:]), delta)
     assert rest.lower <= together.upper
 
 

@@ -63,8 +63,8 @@ def composed_and_read(seed: int | str) -> tuple[Bracket, float]:
     total = Cost.zero(len(ORDERS))
     for name, count in counts.items():
         total += COSTS[name].times(count)
-    events = tuple(Repeated(event=RUNS[name], count=count) for name, count in counts.items())
-    event = Composed(events=events)
+    members = tuple(Repeated(event=RUNS[name], count=count) for name, count in counts.items())
+    event = Composed(events=members)
     engine = GaussianAccountant() if names == ["gaussian"] else FourierAccountant()
     tight = engine.curve(event).epsilon(DELTA)
     return tight, budget().spent(total)

@@ -35,8 +35,8 @@ def repeated(event: Event, count: int) -> Event:
     return Repeated(event=event, count=count)
 
 
-def bracket(*events: Event, delta: float = 1e-6) -> Bracket:
-    return AllocationAccountant().curve(Composed(events=events)).epsilon(delta)
+def bracket(*members: Event, delta: float = 1e-6) -> Bracket:
+    return AllocationAccountant().curve(Composed(events=members)).epsilon(delta)
 
 
 @pytest.mark.ordinary("40.0-1000")

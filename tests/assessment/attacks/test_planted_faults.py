@@ -35,10 +35,10 @@ def less_noise(factor: float) -> Fault:
 
     def of(event: Event) -> Event:
         match event:
-            case Composed(events=events):
-                return Composed(events=tuple(map(of, events)))
-            case EitherBound(events=events):
-                return EitherBound(events=tuple(map(of, events)))
+            case Composed(events=members):
+                return Composed(events=tuple(map(of, members)))
+            case EitherBound(events=members):
+                return EitherBound(events=tuple(map(of, members)))
             case Repeated(event=inner):
                 return replace(event, event=of(inner))
             case _:
@@ -49,9 +49,9 @@ def less_noise(factor: float) -> Fault:
     return of
 
 
-def instead(*events: Event) -> Fault:
+def instead(*members: Event) -> Fault:
     """Other releases than those of the phase."""
-    return lambda _: Composed(events=events)
+    return lambda _: Composed(events=members)
 
 
 ATTAINED: dict[str, tuple[Plan, Fault]] = {
