@@ -292,6 +292,15 @@ class Correlation:
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
 
+    def told_lots(self, joint: float, steps: int) -> tuple[Event, ...]:
+        """Return bounds of a run of bins whose Gram matrix is its event, told all or most bins."""
+        at = self.at(steps)
+        if at.route != "balls_in_bins":
+            return ()
+        whole = Gaussian(noise_multiplier=joint / (at.distance * at.sensitivity.value) * _DOWN)
+        others = tuple(self._lots_at_random(at, joint))
+        return (whole, *others) if others else ()
+
     @property
     def _may_be_in_any_step(self) -> bool:
         """Whether a step may take any record, and the sampler amplifies it."""

@@ -10,6 +10,7 @@ from affidavit.mechanisms.sampling_schemes import (
     Sampled,
 )
 from affidavit.plan import (
+    EitherBound,
     Event,
     Gaussian,
     Scheme,
@@ -49,6 +50,14 @@ class LoweredPhase:
         if self.whole is not None:
             return Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
         return self.sampled.of_run(joint, length)
+
+    def told_lots(self, joint: float, steps: int | None) -> Event | None:
+        """Return another bound of a phase of bins, which is no mixture over all of them."""
+        length = self.steps if self.steps is not None else steps
+        if self.correlation is None or length is None:
+            return None
+        bounds = self.correlation.told_lots(joint, length)
+        return EitherBound(events=bounds) if bounds else None
 
     def attained(self, joint: float, steps: int) -> Event:
         """Return an effect of one record on the phase, which ``event`` bounds from above."""

@@ -86,20 +86,29 @@ class Lowered:
             return direct
         if self._attains_event(phases, joints, steps):
             return direct
-        links = tuple(
-            replace(phase, steps=ran.steps).event(joint, steps)
-            for phase, ran, joint in zip(one.phases, self.phases, joints, strict=True)
-        )
+        ran = [
+            replace(phase, steps=own.steps)
+            for phase, own in zip(one.phases, self.phases, strict=True)
+        ]
+        links = tuple(phase.event(joint, steps) for phase, joint in zip(ran, joints, strict=True))
         if all(map(is_unsampled, links)):
             return direct
         is_user_level = self.plan.dataset.records_per_unit > 1
         replaced = () if is_user_level else _replaced_in_bins(links, phases)
-        chain = ChainOfNeighbours(
-            event=one.extra.compose_with(tuple(map(_without_replaced, links))),
-            links=int(distance_of(self.plan) / distance_of(one.plan)),
+        # Where lots are told a link needs no mixture over all of them.
+        told = tuple(
+            phase.told_lots(joint, steps) or link
+            for phase, joint, link in zip(ran, joints, links, strict=True)
+        )
+        chains = (
+            ChainOfNeighbours(
+                event=one.extra.compose_with(tuple(map(_without_replaced, bounds))),
+                links=int(distance_of(self.plan) / distance_of(one.plan)),
+            )
+            for bounds in dict.fromkeys((links, told))
         )
         in_bins = map(self.extra.compose_with, replaced)
-        return EitherBound(events=(*alternatives(direct), *in_bins, chain))
+        return EitherBound(events=(*alternatives(direct), *in_bins, *chains))
 
     def _attains_event(
         self, phases: tuple[Event, ...], joints: list[float], steps: int | None

@@ -226,3 +226,23 @@ def test_what_is_beside_a_chain_is_inside_it() -> None:
     assert around == ChainOfNeighbours(
         event=Composed(events=(Gaussian(noise_multiplier=2.0), beside)), links=2
     )
+
+
+def test_links_of_bins_cost_no_more_where_noise_has_one_sign() -> None:
+    """A link that is told most bins depends on the sizes of C alone."""
+    links = []
+    for rate in (0.5, -0.5):
+        event = lower(
+            plan_from(
+                plan(
+                    adjacency="zero_out",
+                    dataset={"size": 400, "unit": "user", "contributions_per_user": 3},
+                    noise={"kind": "bidiagonal", "lambda": rate},
+                    releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 9.0}],
+                )
+            )
+        ).event()
+        *_, told = alternatives(event)
+        assert isinstance(told, ChainOfNeighbours)
+        links.append(told)
+    assert links[0] == links[1]
