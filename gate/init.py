@@ -108,7 +108,9 @@ def _read_script(script: Path) -> dict[str, Any]:
             yield Begun(name)
             partial = importers.import_file(name, raw)
             if partial is not None:
-                yield partial.data, partial.assumed
+                count = len(partial.others) + 1
+                first = f"of its {count} private calls, the plan is the first one's."
+                yield partial.data, (*partial.assumed, *([first] if partial.others else []))
 
     for message in run_in_box(work):
         if isinstance(message, Ended):

@@ -5,7 +5,8 @@
     # affidavit: dataset_size=60000 adjacency=zero_out
     # affidavit: lot_size=256 target_epsilon=8 target_delta=1e-5
 
-A directive that contradicts the script is an error.
+A directive that contradicts the script is an error. In a script with several private calls, one at
+a call's statement, or right above it, is about that call, and any other about all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import json
 import re
 import tokenize
+from collections.abc import Collection
 from typing import Any
 
 from affidavit.importers.partial_plan import malformed_plan
@@ -45,12 +47,15 @@ HARMLESS = "harmless"
 """The key of a comment about a line: why its use of a private object spends nothing."""
 
 
-def read_directives(source: str) -> dict[str, Any]:
-    """Return the values that comments state, by key; raises ``MalformedPlan``."""
+def read_directives(source: str, elsewhere: Collection[int] = ()) -> dict[str, Any]:
+    """Return the values that comments state, by key; raises ``MalformedPlan``.
+
+    Comments in the lines ``elsewhere`` are about other private calls.
+    """
     stated: dict[str, Any] = {}
     for line, comment in _comments(source):
         match = DIRECTIVE.match(comment)
-        if match is None:
+        if match is None or line in elsewhere:
             continue
         pairs = KEY_VALUE.findall(match[1])
         if not pairs or KEY_VALUE.sub("", match[1]).strip(" ,"):

@@ -95,6 +95,9 @@ class PartialPlan:
     - ``unread``: reasons why expressions could not be read, by JSON pointer.
     - ``least``: lower bound on the epochs that may be given.
     - ``finish``: completes the merged plan.
+    - ``pointer``, ``others``: its place among the plans of the document, if there are several, and
+      the others.
+    - ``adds_to``: lines of private calls whose ε adds up with its own for the same records.
     """
 
     kind: str
@@ -108,6 +111,9 @@ class PartialPlan:
     unread: tuple[tuple[str, str], ...] = ()
     least: MinimumLength | None = None
     finish: Callable[[dict[str, Any], NoiseCalibration | None], dict[str, Any]] = unchanged
+    pointer: str = ""
+    others: tuple[PartialPlan, ...] = ()
+    adds_to: tuple[int, ...] = ()
 
     def completed(
         self, given_fields: dict[str, Any], name: str, calibrate: NoiseCalibration | None = None

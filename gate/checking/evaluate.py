@@ -88,8 +88,18 @@ def evaluate(
             *(GateFinding.of(source.file, reason) for reason in (*broken, *open_uses)),
         ),
         result=assessed.as_result() | ({} if policy_result is None else policy_result.as_dict()),
-        headline=assessed.headline,
+        headline=" ".join((assessed.headline, *_sum_with(source))),
     )
+
+
+def _sum_with(source: Source) -> Iterator[str]:
+    """Yield that ε of a script's other private calls adds up with the plan's, if it has others."""
+    if source.adds_to:
+        lines = f"line{'s' * (len(source.adds_to) > 1)} {', '.join(map(str, source.adds_to))}"
+        yield (
+            "This is of one private call: for records that others train on too, ε and δ add up "
+            f"with those of {lines}."
+        )
 
 
 def _broken_obligations(source: Source, plan: Plan) -> tuple[Reason, ...]:
@@ -135,7 +145,7 @@ def _policy_findings(
 
 
 def _assumed(source: Source) -> Iterator[GateFinding]:
-    for assumption in source.assumed:
+    for assumption in (*source.assumed, *_sum_with(source)):
         yield GateFinding(file=source.file, rule="assumed", level="note", message=assumption)
 
 

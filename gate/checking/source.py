@@ -237,6 +237,7 @@ class Source:
     ``pointer`` is the plan's JSON pointer, "" if it is the whole file. ``whole`` is the text of the
     file, or empty if edits are impossible, and ``section`` the plan in it. ``imported`` is the kind
     of document that the plan was imported from, and ``literals`` are the places of its numbers.
+    ``adds_to`` are the lines of other private calls of a script, whose ε adds up with the plan's.
     """
 
     file: str
@@ -252,6 +253,7 @@ class Source:
     open_uses: tuple[OpenUse, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     literals: tuple[tuple[str, SourceSpan], ...] = ()
+    adds_to: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -326,7 +328,7 @@ class Source:
 
         if reason.code not in ("missing_field", "incomplete"):
             return reason
-        remedy = f'{reason.remedy} Set it in [tool.affidavit.given."{self.file}"].'
+        remedy = f'{reason.remedy} Set it in [tool.affidavit.given."{self.name}"].'
         why = ""
         if self.file.lower().endswith((".py", ".ipynb")):
             why = "".join(
@@ -395,7 +397,8 @@ def _parse_sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]
 
         folder = None if name == "-" else Path(name).parent
         if (partial := import_file(kind, raw, folder, explicit=explicit)) is not None:
-            yield _read_imported(name, raw, partial)
+            for part in (partial, *partial.others):
+                yield _read_imported(name, raw, part)
             return
     if kind.endswith((".py", ".ipynb")):
         if explicit:
@@ -465,10 +468,12 @@ def _read_imported(name: str, raw: bytes, partial: PartialPlan) -> Source:
     places = {(): (1, 1)} | {
         tuple(pointer.split("/")[1:]): (line, 1) for pointer, line in partial.lines
     }
+    whole = f"{name}#{partial.pointer}" if partial.pointer else name
+    given_fields = declared_fields(name) | (declared_fields(whole) if partial.pointer else {})
     return Source(
         file=name,
-        pointer="",
-        data=partial.completed(declared_fields(name), name, opacus_noise_multiplier),
+        pointer=partial.pointer,
+        data=partial.completed(given_fields, name, opacus_noise_multiplier),
         places=Document(None, places),
         assumed=partial.assumed,
         imported=partial.kind,
@@ -477,6 +482,7 @@ def _read_imported(name: str, raw: bytes, partial: PartialPlan) -> Source:
         unread=partial.unread,
         whole=_editable(raw) if name.lower().endswith(".py") else "",
         literals=partial.literals,
+        adds_to=partial.adds_to,
     )
 
 

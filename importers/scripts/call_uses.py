@@ -54,6 +54,9 @@ class CallUses:
         ) - {"undefined"}
         if self.kinds.is_private(call):
             return self._of_private_call(call)
+        if call in self.values.elsewhere:
+            other = taken & {"private", "lots", "lot", "rows", "loss", "value"}
+            return f"it is given the {words_of(other)}" if other else None
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
         if builtin and name in NAMES["runs_text"] and not _is_constant(call):
             return "what it runs is not in the text"
@@ -206,7 +209,7 @@ class CallUses:
     def _is_private_rule(self, node: ast.expr | None) -> bool:
         """Whether the optimiser that a model is compiled with may be the private one."""
         own = NOTHING if node is None else self.kinds.kinds(node)
-        return bool(own & {"private", "undefined"})
+        return bool(own & {"private", "undefined"}) or self.kinds.is_of_other_call(node)
 
     def _is_other_loader(self, call: ast.Call) -> bool:
         """Whether the private call takes another loader, so that no step is over this one's."""

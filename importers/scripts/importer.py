@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from affidavit.importers.directives import read_directives, read_harmless_lines
 from affidavit.importers.libraries import (
@@ -27,6 +28,7 @@ from affidavit.importers.scripts.options import READERS
 from affidavit.importers.scripts.plan_reader import ScriptPlanReader
 from affidavit.importers.scripts.syntax import Script, find_import, last_name, parse_script
 from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
+from affidavit.plan import MalformedPlan, Reason
 
 MAX_SCRIPT_BYTES = 1 << 18
 
@@ -39,12 +41,14 @@ MODULE_NAMES = tuple({module.encode() for entry in TRAINING for module in entry.
 def read(
     raw: bytes, folder: Path | None = None, *, name: str | None = None, explicit: bool = True
 ) -> PartialPlan | None:
-    """Read the plan fields of the script's only private call; return None if it has none.
+    """Read the plan fields of the script's private call; return None if it has none.
+
+    The plans of other private calls are its ``others``.
 
     ``folder`` is where imports, settings and launch files are searched, and ``name`` the name of
     the script's file. A script that is not ``explicit`` is only read if it imports a training
-    library. Raises ``MalformedPlan`` if the script is not Python, has several private calls, or
-    may call another method, or use other arguments or noise than the text shows.
+    library. Raises ``MalformedPlan`` if the script is not Python, or may call another method, or
+    use other arguments or noise than the text shows.
     """
     try:
         return _read(raw, folder, name, explicit=explicit)
@@ -67,41 +71,77 @@ def _read(
     library = _library_of(script, explicit=explicit)
     if library is None:
         return None
-    return _partial(raw, script, library)
+    plans = _plans(raw, script, library)
+    if len(plans) == 1:
+        return plans[0]
+    first, *others = (replace(plan, pointer=f"/{index}") for index, plan in enumerate(plans))
+    return replace(first, others=tuple(others))
 
 
-def _partial(raw: bytes, script: Script, library: Library) -> PartialPlan:
-    calls, others, lines = _private_calls(script, library)
+def _plans(raw: bytes, script: Script, library: Library) -> list[PartialPlan]:
+    """Read the plans of all private calls; raises ``MalformedPlan`` with what is wrong in each."""
+    groups, every = _private_calls(script, library)
     source = raw.decode("utf-8", "replace")
+    plans: list[PartialPlan] = []
+    reasons: list[Reason] = []
+    for group in groups:
+        rest = [call for other in groups if other is not group for call in other]
+        elsewhere = {line for call in rest for line in _lines_about(script, call, source)}
+        stated = read_directives(source, frozenset(elsewhere))
+        others = [call for call in every if call not in rest]
+        try:
+            own = [_plan_of(script, library, call, others, rest, stated) for call in group]
+        except MalformedPlan as error:
+            reasons += error.reasons
+            continue
+        if all(one.data == own[0].data for one in own):
+            broken = dict.fromkeys(fault for one in own for fault in one.broken)
+            uses = dict.fromkeys(use for one in own for use in one.open_uses)
+            own = [replace(own[0], broken=tuple(broken), open_uses=tuple(uses))]
+        plans += own
+    if reasons:
+        raise MalformedPlan(*dict.fromkeys(reasons))
+    return plans
+
+
+def _plan_of(
+    script: Script,
+    library: Library,
+    call: ast.Call,
+    others: list[ast.Call],
+    elsewhere: list[ast.Call],
+    stated: dict[str, Any],
+) -> PartialPlan:
+    """Read the plan of one private call; raises ``MalformedPlan``.
+
+    Of ``others`` one runs instead of it, and those ``elsewhere`` may run too.
+    """
+    _require_unambiguous(script, library, call)
+    leading = leading_definitions(script, call)
+    callers = []
+    if (file := find_caller(script, {getattr(item, "name", "") for item in leading})) is not None:
+        script.shared_definitions |= set(leading)
+        why = f"{file} may run it, and what it does with the result is not read"
+        if call.lineno not in script.harmless:
+            message = f"line {call.lineno}: {source_text(call.func)}: {why}."
+            callers.append(OpenUse(line=call.lineno, message=message))
     reading = OpacusPlanReader if library is OPACUS else ScriptPlanReader
-    partials = []
-    callers: list[OpenUse] = []
-    for call in calls:
-        _require_unambiguous(script, library, call)
-        leading = leading_definitions(script, call)
-        if (
-            file := find_caller(script, {getattr(item, "name", "") for item in leading})
-        ) is not None:
-            script.shared_definitions |= set(leading)
-            why = f"{file} may run it, and what it does with the result is not read"
-            if call.lineno not in script.harmless:
-                message = f"line {call.lineno}: {source_text(call.func)}: {why}."
-                callers.append(OpenUse(line=call.lineno, message=message))
-        one = reading(library, script, call, read_directives(source))
-        one.values.alternatives = tuple(
-            script.parents[other] for other in others if other is not call
-        )
-        partials.append(one.partial())
-    if any(other.data != partials[0].data for other in partials):
-        raise not_imported(
-            f"{library.name} script",
-            f"one of several private calls runs (lines {lines}), and their arguments differ.",
-            'Add "# affidavit: noise_multiplier=..." with the noise used, or write a plan.',
-            calls[0].lineno,
-        )
-    broken = dict.fromkeys(fault for other in partials for fault in other.broken)
-    open_uses = dict.fromkeys([*callers, *(use for other in partials for use in other.open_uses)])
-    return replace(partials[0], broken=tuple(broken), open_uses=tuple(open_uses))
+    one = reading(library, script, call, stated)
+    one.values.alternatives = tuple(script.parents[other] for other in others if other is not call)
+    one.values.elsewhere = tuple(elsewhere)
+    partial = one.partial()
+    uses = dict.fromkeys((*callers, *partial.open_uses))
+    return replace(partial, open_uses=tuple(uses))
+
+
+def _lines_about(script: Script, call: ast.Call, source: str) -> Iterator[int]:
+    """Yield the lines of a private call's statement, and of the comments right above it."""
+    statement = next(o for o in script.ancestors(call) if isinstance(o, ast.stmt))
+    lines = source.splitlines()
+    first = statement.lineno
+    while first > 1 and lines[first - 2].lstrip().startswith("#"):
+        first -= 1
+    yield from range(first, (statement.end_lineno or statement.lineno) + 1)
 
 
 def _parsed(raw: bytes) -> ast.Module:
@@ -153,23 +193,29 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
     return entries[0]
 
 
-def _private_calls(script: Script, library: Library) -> tuple[list[ast.Call], list[ast.Call], str]:
-    """Return the private calls of which one runs, all private calls, and the former's lines."""
+def _private_calls(script: Script, library: Library) -> tuple[list[list[ast.Call]], list[ast.Call]]:
+    """Return the private calls that run, in groups of which one runs, and all private calls."""
     every = list(_private_references(script, library))
     named = _running_references(script, every)
     calls, others = (
         [call for node in nodes if (call := _private_call_of(script, library, node)) is not None]
         for nodes in (named, every)
     )
-    lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
-    if not calls or len(named) > len(calls) or not exclude_each_other(script, *calls):
+    if not calls or len(named) > len(calls):
+        lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
         problem = (
-            "has several private calls" if calls else "names a private call but never makes it"
-        )
+            f"names a private call in several places (lines {lines})" if calls
+            else f"names a private call but never makes it (lines {lines})"
+        )  # fmt: skip
         line = getattr(named[-1], "lineno", None)
-        remedy = "Put each in its own script, or write a plan for each."
-        raise not_imported(f"{library.name} script", f"it {problem} (lines {lines}).", remedy, line)
-    return calls, others, lines
+        remedy = "Call it where it is named, or write a plan for each."
+        raise not_imported(f"{library.name} script", f"it {problem}.", remedy, line)
+    groups: list[list[ast.Call]] = []
+    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+        alternatives = (group for group in groups if exclude_each_other(script, call, *group))
+        group = next(alternatives, None)
+        groups.append([call]) if group is None else group.append(call)
+    return groups, others
 
 
 def _running_references(script: Script, named: list[ast.expr]) -> list[ast.expr]:

@@ -167,6 +167,8 @@ class ObjectKinds:
         match value:
             case ast.Tuple(elts=elements) | ast.List(elts=elements) if len(elements) == count:
                 return [self.kinds(item) for item in elements]
+            case ast.Call() if value in self.values.elsewhere:
+                return [NOTHING] * count
             case ast.Call() if self.is_private(value) and self.library is OPACUS:
                 return [frozenset({kind}) for kind in RETURNED.get(count, ("value",) * count)]
             case ast.Call(func=function, args=args):
@@ -186,6 +188,19 @@ class ObjectKinds:
         """Whether a call is the private call, or one of those of which one runs."""
         return call is self.call or any(
             call is getattr(item, "value", None) for item in self.values.alternatives
+        )
+
+    def is_of_other_call(self, node: ast.expr | None) -> bool:
+        """Whether an object is only what another private call returns, which may run too."""
+        made: list[ast.AST] = []
+        if isinstance(node, ast.Name):
+            scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
+            made = [item.node for item in self.reaching(node, scope, bindings)]
+        elif isinstance(node, ast.Attribute):
+            made = list(self.script.stores_of_attribute(node.attr, node))
+        statements = {self.statement(call) for call in self.values.elsewhere}
+        return bool(made) and all(
+            not statements.isdisjoint(self.script.ancestors(item)) for item in made
         )
 
     def _bind_elements(self, target: ast.expr, iterable: ast.expr) -> None:
@@ -596,6 +611,8 @@ class ObjectKinds:
     def _of_call(self, call: ast.Call) -> Kinds:
         if self.is_private(call):
             return self.returned_by_private_call()
+        if call in self.values.elsewhere:
+            return NOTHING
         if self.sources.reads(call):
             return frozenset({"data"})
         if (read := self._of_file(call)) is not None:

@@ -74,7 +74,10 @@ class OpacusPlanReader(ScriptPlanReader):
             step
             for step in optimizer_steps(self.values)
             if isinstance(step.func, ast.Attribute)
-            and self.kinds.kinds(step.func.value) == {"optimizer"}
+            and (
+                self.kinds.kinds(step.func.value) == {"optimizer"}
+                or self.kinds.is_of_other_call(step.func.value)
+            )
         )
         return super().partial()
 
@@ -293,9 +296,28 @@ class OpacusPlanReader(ScriptPlanReader):
                 yield call, BY_CRITERION if passed else "unclipped_loss"
 
     def _makes_several_engines(self) -> bool:
-        engines = self.script.calls_to("PrivacyEngine")
+        engines = self._engines()
         federated = find_import(self.script, ("flwr", "flower")) is not None
         return len(engines) > 1 or any(federated or self._is_repeated(item) for item in engines)
+
+    def _engines(self) -> list[ast.Call]:
+        """Return the engines of the script, without those that only other private calls use."""
+        own, *others = (set(self._engines_of(call)) for call in (self.call, *self.values.elsewhere))
+        elsewhere = set().union(*others) - own
+        return [call for call in self.script.calls_to("PrivacyEngine") if call not in elsewhere]
+
+    def _engines_of(self, call: ast.Call) -> Iterator[ast.AST]:
+        """Yield what may make the engine of a private call."""
+        engine = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(engine, ast.Name):
+            scope, bindings = self.script.resolve(engine.id, self.script.scope_of(engine))
+            yield from (
+                item.value
+                for item in self.kinds.reaching(engine, scope, bindings)
+                if item.value is not None
+            )
+        elif isinstance(engine, ast.Call):
+            yield engine
 
     def _is_repeated(self, node: ast.AST) -> bool:
         """Whether a loop, or a second call of its function, may run a node again."""
@@ -419,7 +441,7 @@ class OpacusPlanReader(ScriptPlanReader):
         }
 
     def _accountant(self) -> str:
-        for call in self.script.calls_to("PrivacyEngine"):
+        for call in self._engines():
             node = call.args[0] if call.args else keywords_of(call).get("accountant")
             name = self.values.known_value(node) if node is not None else "prv"
             if isinstance(name, str):

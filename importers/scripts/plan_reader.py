@@ -124,6 +124,7 @@ class ScriptPlanReader(Quantities):
             unread=tuple(self.unread.items()),
             least=self.least,
             finish=self.finish,
+            adds_to=tuple(call.lineno for call in self.values.elsewhere),
         )
 
     def is_private_loader(self, node: ast.expr) -> bool:

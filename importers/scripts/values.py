@@ -116,6 +116,8 @@ class Evaluator:
     """The statement of the private call, which rebinds its arguments. Its bindings do not count."""
     alternatives: tuple[ast.AST, ...] = ()
     """Statements of other private calls, in other branches of a condition."""
+    elsewhere: tuple[ast.Call, ...] = ()
+    """Other private calls that may run too, whose plans are read by themselves."""
     updates: tuple[ast.Call, ...] = ()
     """Calls that apply private updates, if the private call returns no ``step()``."""
     other_steps: frozenset[ast.AST] = frozenset()

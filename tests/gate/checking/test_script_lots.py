@@ -53,8 +53,31 @@ def test_of_several_private_calls_the_one_that_settled_conditions_let_run_is_rea
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 1.0
     assert partial.data["sampling"]["lot_size"] == 6
-    with pytest.raises(MalformedPlan):
-        broken(text.replace("sigma = -1.0", "sigma = noise()"))
+    either = text.replace("sigma = -1.0", "sigma = noise()") + EACH + "        optimizer.step()\n"
+    partial = importer.read((HEAD + either).encode())
+    assert partial is not None
+    assert not partial.adds_to
+    plans = [part.data["releases"][0]["noise_multiplier"] for part in (partial, *partial.others)]
+    assert plans == [9.0, 1.0]
+
+
+def test_each_of_several_private_calls_that_run_has_a_plan_of_its_own() -> None:
+    other = PRIVATE.replace("model, optimizer, loader", "head, rule, lots")
+    other = "# affidavit: dataset_size=60\n" + other.replace("=loader", "=DataLoader(more, 5)")
+    loop = (
+        "for e in range(7):\n    for x in lots:\n        f(head(x)).backward()\n        {}.step()\n"
+    )
+    first = HEAD + PRIVATE + EACH + "        optimizer.step()\n"
+    partial = importer.read((first + other + loop.format("rule")).encode())
+    assert partial is not None
+    plans = [part.data for part in (partial, *partial.others)]
+    assert [plan["epochs"] for plan in plans] == [3, 7]
+    assert [plan["sampling"]["lot_size"] for plan in plans] == [6, 5]
+    assert [plan.get("dataset") for plan in plans] == [None, {"size": 60}]
+    assert [len(part.adds_to) for part in (partial, *partial.others)] == [1, 1]
+    mixed = importer.read((first + other + loop.format("optimizer")).encode())
+    assert mixed is not None
+    assert all(part.open_uses for part in (mixed, *mixed.others))
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ NOISE = "# affidavit: noise_multiplier=1.0 target_epsilon=8\n"
         (BRANCHES, 2, "not_imported"),
         (BRANCHES + NOISE, 0, None),
         (BRANCHES.replace('config["noise"]', "0.3") + NOISE, 2, "given_conflict"),
-        (BRANCHES.replace("\nelse:", "\nif True:") + NOISE, 2, "not_imported"),
+        (BRANCHES.replace("\nelse:", "\nif True:") + NOISE, 2, "given_conflict"),
     ],
 )
 def test_of_calls_that_exclude_each_other_one_noise_is_stated(
