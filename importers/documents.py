@@ -1,55 +1,129 @@
 """Choose the importer of a file: JSON of other libraries, a training script, or a notebook.
 
-The code cells of a Jupyter notebook are read in order, without magic commands. Its cells may have
-run in another order, or twice; what is imported is a run from top to bottom.
+The code cells of a Jupyter notebook are read in order. What is imported is a run from top to
+bottom, and counts of cells that show another order are a question.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from affidavit.importers import dp_event, jax_privacy, opacus_state
+from affidavit.importers.directives import read_harmless_lines
 from affidavit.importers.libraries import TRAINING
-from affidavit.importers.partial_plan import PartialPlan, not_imported
+from affidavit.importers.partial_plan import OpenUse, PartialPlan, not_imported
 from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan, load_json
 
-MAGIC_PREFIXES = ("%", "!", "?")
-HELP = re.compile(r"\s*+[\w.]++\?{1,2}\s*+")
-ASSIGNED_MAGIC = re.compile(r"^(\s*+\w++\s*+=\s*+)([!%].*)")
-"""An assignment of the output of a magic command."""
+HELP = re.compile(r"\s*+\??[\w.]++\?{0,2}\s*+")
+MAGIC = re.compile(
+    r"(?P<start>\s*+(?:[\w.]++\s*+=\s*+)?+)(?:(?P<mark>!!?|%)(?P<text>.*)|(?P<bare>pip|conda)\s++(?!=).*)"
+)
+"""A line of IPython that is not Python, which may be assigned to a name."""
+MAGIC_COMMENT = "# MAGIC "
 PYTHON_CELL_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
 """Cell magics that run the Python of their cell."""
+SHELLS = ("%%bash", "%%sh", "%%!", "%%system")
+RUN_ONCE = ("time", "prun")
+"""Magics that run a Python statement once."""
 
 
 def notebook_source(raw: bytes) -> bytes:
-    """Return the code cells of a notebook as one script; raises ``MalformedPlan``."""
+    """Return the code cells of a notebook as one script; raises ``MalformedPlan``.
+
+    Magic commands are calls of ``get_ipython()``, as IPython makes them.
+    """
+    return "\n".join(_without_magics(text) for text, _ in _code_cells(raw)).encode(
+        "utf-8", "replace"
+    )
+
+
+def _code_cells(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Return the texts of the code cells of a notebook, with the cells."""
     try:
-        cells = json.loads(raw)["cells"]
-        texts = [
-            "".join(cell["source"])
-            for cell in cells
+        return [
+            ("".join(cell["source"]), cell)
+            for cell in json.loads(raw)["cells"]
             if cell.get("cell_type") == "code" and cell.get("source")
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise not_imported("notebook", "it has no readable cells.", "Save it again.") from None
-    return "\n".join(_without_magics(text) for text in texts).encode("utf-8", "replace")
+
+
+def _questions_of_cells(raw: bytes) -> Iterator[OpenUse]:
+    """Yield what the cells of a notebook show of runs that are not one from top to bottom."""
+    before, last, ordered = 0, 0, True
+    for text, cell in _code_cells(raw):
+        lines = text.split("\n")
+        code = (i for i, line in enumerate(lines, 1) if line.strip() and line.lstrip()[0] != "#")
+        line = before + next(code, 1)
+        before += len(lines)
+        tags = (cell.get("metadata") or {}).get("tags") or []
+        count = cell.get("execution_count")
+        if "parameters" in tags:
+            message = f"line {line}: papermill may give the parameters of this cell other values."
+            yield OpenUse(line=line, message=message)
+        if isinstance(count, int):
+            if count < last and ordered:
+                ordered = False
+                message = f"line {line}: this cell ran before one above it."
+                yield OpenUse(line=line, message=message)
+            last = count
 
 
 def _without_magics(text: str) -> str:
-    """Comment out magic commands, and whole cells of other languages."""
+    """Write magic commands as the calls that IPython makes of them, each on its line."""
     first = (text.split(maxsplit=1) or [""])[0]
+    lines = text.split("\n")
     if first.startswith("%%") and first not in PYTHON_CELL_MAGICS:
-        return "\n".join("# " + line for line in text.splitlines())
-    return "\n".join(
-        f"{line[: len(line) - len(line.lstrip())]}pass  # {line.strip()}"
-        if line.lstrip().startswith(MAGIC_PREFIXES) or HELP.fullmatch(line)
-        else ASSIGNED_MAGIC.sub(r"\1get_ipython()  # \2", line)
-        for line in text.splitlines()
+        rest = "".join(f"\n# {line}" for line in lines[1:])
+        ran = "; ".join(lines[1:]) if first in SHELLS else first[2:]
+        return _call("system" if first in SHELLS else "run_cell_magic", ran) + rest
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "\n".join(map(_without_magic, lines))
+    return text
+
+
+def _without_magic(line: str) -> str:
+    if line.startswith("%%"):
+        return "pass" if line.split()[0] != "%%timeit" else _call("run_cell_magic", "timeit")
+    if "?" in line and HELP.fullmatch(line):
+        return f"{line[: len(line) - len(line.lstrip())]}pass"
+    match = MAGIC.fullmatch(line)
+    if match is None:
+        return line
+    if match["bare"]:
+        return match["start"] + _call("run_line_magic", match["bare"])
+    name, _, rest = match["text"].strip().partition(" ")
+    if match["mark"] != "%":
+        return match["start"] + _call("system", match["text"])
+    if name in RUN_ONCE and not rest.lstrip().startswith("-"):
+        return match["start"] + (rest.strip() or "pass")
+    return match["start"] + _call("run_line_magic", name)
+
+
+def _of_databricks(raw: bytes) -> bytes:
+    """Write the magic commands of a Databricks notebook, which are comments, as calls."""
+    if not raw.startswith(b"# Databricks notebook source"):
+        return raw
+    lines = raw.decode("utf-8", "surrogateescape").split("\n")
+    text = "\n".join(
+        _without_magic(line[len(MAGIC_COMMENT) :]) if line.startswith(f"{MAGIC_COMMENT}%") else line
+        for line in lines
     )
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _call(method: str, text: str) -> str:
+    return f"get_ipython().{method}({text.strip()!r})"
 
 
 JSON_IMPORTERS = (
@@ -79,8 +153,11 @@ def import_file(
     imported.
     """
     if name.endswith(".ipynb"):
-        raw = notebook_source(raw)
-    if name.endswith((".py", ".ipynb")):
+        source = notebook_source(raw)
+        partial = importer.read(source, folder, name=Path(name).name, explicit=explicit)
+        return None if partial is None else _of_notebook(partial, raw, source)
+    if name.endswith(".py"):
+        raw = _of_databricks(raw)
         return importer.read(raw, folder, name=Path(name).name, explicit=explicit)
     if not name.endswith(".json") or not (explicit or _mentions_any_kind(raw)):
         return None
@@ -89,6 +166,21 @@ def import_file(
     except MalformedPlan:
         return None
     return import_document(document)
+
+
+def _of_notebook(partial: PartialPlan, raw: bytes, source: bytes) -> PartialPlan:
+    """Add what the order of a notebook's cells leaves open."""
+    answered = read_harmless_lines(source.decode("utf-8", "replace"))
+    uses = [use for use in _questions_of_cells(raw) if use.line not in answered]
+    first, *others = (
+        replace(
+            plan,
+            open_uses=(*uses, *plan.open_uses),
+            assumed=(*plan.assumed, "Each cell of the notebook runs once, from top to bottom."),
+        )
+        for plan in (partial, *partial.others)
+    )
+    return replace(first, others=tuple(others))
 
 
 def _mentions_any_kind(raw: bytes) -> bool:

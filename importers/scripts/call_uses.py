@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from affidavit.importers.libraries import OPACUS
@@ -162,6 +163,8 @@ class CallUses:
 
     def _starts_program(self, call: ast.Call, name: str) -> bool:
         """Whether a call starts a program that may train, or release records."""
+        if name == "get_ipython":
+            return self._runs_magic(call)
         if name not in NAMES["program_starters"] or not self.script.comes_from(
             call.func, ("os", "subprocess", "pty")
         ):
@@ -169,8 +172,24 @@ class CallUses:
         first = call.args[0] if call.args else keywords_of(call).get("args")
         if isinstance(first, ast.List | ast.Tuple) and first.elts:
             first = first.elts[0]
-        text = str(getattr(first, "value", "")).split()
-        return not text or text[0] not in NAMES["other_programs"]
+        return not _starts_listed(first)
+
+    def _runs_magic(self, shell: ast.Call) -> bool:
+        """Whether IPython's shell may run what is not read: a program, a file or a text."""
+        method = self.script.parents[shell]
+        call = self.script.parents[method]
+        if isinstance(method, ast.Call | ast.Compare):
+            return (
+                isinstance(method, ast.Call) and last_name(method.func) not in NAMES["asks_shell"]
+            )
+        if not isinstance(method, ast.Attribute):
+            return True
+        if not isinstance(call, ast.Call) or call.func is not method:
+            return not method.attr.startswith("__")
+        first = call.args[0] if call.args else None
+        if method.attr in ("run_line_magic", "run_cell_magic"):
+            return getattr(first, "value", None) not in NAMES["plain_magics"]
+        return method.attr not in ("system", "getoutput") or not _starts_listed(first)
 
     def _is_along_records(self, call: ast.Call, name: str) -> bool:
         """Whether a recurrent or attention layer takes records for places of a sequence."""
@@ -433,6 +452,14 @@ class CallUses:
         if loops.isdisjoint(self.script.ancestors(node)):
             return None
         return "how it draws the records of a lot is not known"
+
+
+def _starts_listed(command: ast.expr | None) -> bool:
+    """Whether a command of a shell is known to start programs that train and release nothing."""
+    text = str(getattr(command, "value", ""))
+    parts = [part.split() for part in re.split(r"[;&|\n]+", text)]
+    named = [part[0] for part in parts if part and not part[0].startswith("#")]
+    return bool(named) and not set("$`") & set(text) and set(named) <= {*NAMES["other_programs"]}
 
 
 def _is_constant(call: ast.Call) -> bool:

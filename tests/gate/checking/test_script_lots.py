@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from affidavit.importers.documents import notebook_source
+from affidavit.importers.documents import import_file, notebook_source
 from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_codes import codes_of, is_right, is_stopped
@@ -733,6 +734,31 @@ def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
     partial = importer.read(notebook_source(json.dumps(document).encode()))
     assert partial is not None
     assert "epochs" not in partial.data
+
+
+@pytest.mark.parametrize(
+    ("cell", "asked"),
+    [
+        ({"source": "%run more.py"}, True),
+        ({"source": "n = !pip list && python more.py"}, True),
+        ({"source": "%%timeit\ntrain()"}, True),
+        ({"source": "ip = get_ipython()\nip.run_cell(text)"}, True),
+        ({"source": "s = 1", "metadata": {"tags": ["parameters"]}}, True),
+        ({"source": "s = 1", "execution_count": 1}, True),
+        ({"source": "%matplotlib inline\npip install opacus\n%%time\n!nvidia-smi"}, False),
+        ({"source": "!python more.py", "cell_type": "raw"}, False),
+    ],
+)
+def test_what_a_notebook_may_run_beside_its_cells_is_asked(
+    cell: dict[str, Any], *, asked: bool
+) -> None:
+    first = {"cell_type": "code", "source": HEAD + PRIVATE, "execution_count": 2}
+    last = {"cell_type": "code", "source": EACH + LOSS, "execution_count": 3}
+    document = {"cells": [first, {"cell_type": "code"} | cell, last]}
+    partial = import_file("train.ipynb", json.dumps(document).encode())
+    assert partial is not None
+    assert partial.data["epochs"] == 3
+    assert [use.line for use in partial.open_uses] == [7] * asked
 
 
 def test_a_stated_length_is_said_to_be_that_of_all_runs() -> None:

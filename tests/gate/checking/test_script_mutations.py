@@ -12,32 +12,37 @@ from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_mutations import BASES, SIZE, run, script
 
 
-def _read(text: str) -> dict[str, Any] | None:
+def _read(text: str) -> list[dict[str, Any]]:
+    """Return the plans of the private calls of a script."""
     try:
         partial = importer.read(text.encode())
     except MalformedPlan:
-        return None
-    return None if partial is None else partial.data
+        return []
+    return [] if partial is None else [part.data for part in (partial, *partial.others)]
 
 
 def _passes(library: str, number: int, seed: int) -> int:
     random, read = Random(seed), 0
     for _ in range(number):
         text = script(random, library)
-        data = _read(text)
-        if data is None:
+        plans = _read(text)
+        if not plans:
             continue
         truth = run(text)
         if truth is None or not truth.noise:
             continue
         read += 1
-        (release,) = data["releases"]
-        assert release["noise_multiplier"] <= min(truth.noise), text
-        lot = data.get("sampling", {}).get("lot_size")
-        assert lot is None or lot >= truth.lot_size, text
-        if lot is not None and "epochs" in data:
-            assert data["epochs"] * -(-SIZE // lot) >= len(truth.noise), text
-        assert data.get("steps", len(truth.noise)) >= len(truth.noise), text
+        noise = [release["noise_multiplier"] for plan in plans for release in plan["releases"]]
+        assert min(noise) <= min(truth.noise), text
+        lots = [plan.get("sampling", {}).get("lot_size") for plan in plans]
+        assert None in lots or max(lots) >= truth.lot_size, text
+        if None not in lots and all("epochs" in plan for plan in plans):
+            steps = (
+                plan["epochs"] * -(-SIZE // lot) for plan, lot in zip(plans, lots, strict=True)
+            )
+            assert sum(steps) >= len(truth.noise), text
+        most = (plan.get("steps", len(truth.noise)) for plan in plans)
+        assert sum(most) >= len(truth.noise), text
     return read
 
 
