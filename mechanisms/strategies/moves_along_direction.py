@@ -34,6 +34,10 @@ MAX_EPOCH_GROUPS = 8
 """Groups of neighbouring epochs; those of a group count as the least of them."""
 MAX_PLACES = 2048
 """Places of a law to which moves are added."""
+MAX_FOLLOWED_STEPS = 20_000
+"""Steps up to which each is followed, of a record that waits."""
+_FEW_MOVES = 16
+"""Moves of a law whose places are not rounded again."""
 _DROPPED = 1e-22
 """Probability of the smallest moves that is not followed."""
 _NEGLIGIBLE = 1e-30
@@ -180,9 +184,15 @@ def separated_draws_mixture(
     """Return ``independent_draws_mixture`` for draws at least b = ``separation`` steps apart.
 
     A record that has waited for b - 1 steps is drawn with ``probability``, and did so for long
-    before the run. The projections, shape (n,), of a range of consecutive steps count as their
-    least, and others as zero.
+    before the run. In long runs the projections, shape (n,), of a range of consecutive steps count
+    as their least, and others as zero.
     """
+    chance = math.nextafter(float(probability), 0.0)
+    if len(projections) <= MAX_FOLLOWED_STEPS:
+        if not projections.max() > 0:
+            return None
+        law = _followed_law(projections, chance, separation)
+        return _rounded_to_levels(law.times(records), records, farthest)
     best: tuple[float, float, int] | None = None
     for share in (0.5, 0.75, 0.9, 0.99):
         level = share * float(projections.max())
@@ -193,13 +203,39 @@ def separated_draws_mixture(
     if best is None or not best[1] > 0:
         return None
     _, level, steps = best
-    above = _waiting_tail(steps, math.nextafter(float(probability), 0.0), separation)
+    above = _waiting_tail(steps, chance, separation)
     above = np.append(above[above > _NEGLIGIBLE], 0.0)
     if len(above) == 1:
         return None
     weights = np.append(1 - above[0], above[:-1] - above[1:])
     law = Law.of(level * np.arange(float(len(weights))), weights, unit=level)
     return _rounded_to_levels(law.times(records), records, farthest)
+
+
+def _followed_law(projections: Array, p: float, separation: int) -> Law:
+    """Return the law of the move of one record, followed from step to step."""
+    steps, rate = len(projections), p / (1 + (separation - 1) * p)
+    mean, square = (rate * float((projections**power).sum()) for power in (1, 2))
+    largest = float(projections.max())
+    # A largest move is a number of places, and so are those that differ by rounding.
+    moves = min(mean / largest + 8 * math.sqrt(square) / largest + 3, -(-steps // separation))
+    most = MAX_LEVELS if moves <= _FEW_MOVES else MAX_PLACES
+    spacing = largest / max(1, int((most - 1) / moves)) * (1 - _PLACE_ERROR)
+    places = (projections / spacing).astype(int)
+    free, waiting = np.zeros(most), np.zeros((separation, most))
+    # How long it still waits is uniform, unless it waits no longer.
+    free[0], waiting[1:, 0] = 1 - (separation - 1) * rate, rate
+    for step, place in enumerate(places):
+        free += waiting[step % separation]
+        drawn = waiting[step % separation]  # it is free again b steps later
+        drawn[:place] = 0.0
+        drawn[place:] = p * free[: most - place]
+        drawn[-1] += p * float(free[most - place :].sum())
+        free *= 1 - p
+    error = gamma(8 * steps + 64)
+    weights = (free + waiting.sum(axis=0)) * (1 - error)
+    spacing *= 1 - 4 * UNIT
+    return Law(lowest=0.0, spacing=spacing, weights=weights, certain=0.0, lost=3 * error)
 
 
 def _waiting_tail(steps: int, p: float, separation: int) -> Array:

@@ -13,6 +13,7 @@ from scipy.stats import binom, hypergeom
 
 from affidavit import epsilon, load
 from affidavit.accountants import GaussianCurve
+from affidavit.mechanisms.strategies import moves_along_direction
 from affidavit.mechanisms.strategies.moves_along_direction import (
     kept_bins_mixture,
     separated_draws_mixture,
@@ -84,25 +85,22 @@ def test_records_in_a_new_order_each_epoch(
     assert_never_farther(law, moves, np.full(len(moves), 1 / len(moves)), share=share)
 
 
-def counts_of_separated_draws(steps: int, p: float, separation: int) -> Array:
-    """P(K = k) for a record that has been drawn for long, by the chain of its waits."""
+def separated_draws(shown: Array, p: float, separation: int) -> tuple[Array, Array]:
+    """The moves of a record that has been drawn for long, and their chances, by its waits."""
     rate = p / (1 + (separation - 1) * p)
-    law = {(wait, 0): rate for wait in range(1, separation)}
-    law[0, 0] = 1 - (separation - 1) * rate
-    for _ in range(steps):
-        after: dict[tuple[int, int], float] = {}
-        for (wait, count), chance in law.items():
+    law = {(wait, 0.0): rate for wait in range(1, separation)}
+    law[0, 0.0] = 1 - (separation - 1) * rate
+    for move in shown:
+        after: dict[tuple[int, float], float] = {}
+        for (wait, moved), chance in law.items():
             drawn = p if wait == 0 else 0.0
             for key, part in (
-                ((separation - 1, count + 1), drawn),
-                ((max(wait - 1, 0), count), 1 - drawn),
+                ((separation - 1, moved + move), drawn),
+                ((max(wait - 1, 0), moved), 1 - drawn),
             ):
                 after[key] = after.get(key, 0.0) + chance * part
         law = after
-    result = np.zeros(steps + 1)
-    for (_, count), chance in law.items():
-        result[count] += chance
-    return result
+    return np.array([moved for _, moved in law]), np.array(list(law.values()))
 
 
 @pytest.mark.parametrize("records", [1, 3])
@@ -110,18 +108,34 @@ def counts_of_separated_draws(steps: int, p: float, separation: int) -> Array:
     ("steps", "p", "separation"),
     [(5, 0.3, 3), (2, 0.3, 5), (10, 0.1, 4), (12, 0.9, 3), (7, 0.2, 1)],
 )
-def test_records_that_wait(steps: int, p: float, separation: int, records: int) -> None:
-    chances = np.array([1.0])
+@pytest.mark.parametrize("followed", [True, False])
+def test_records_that_wait(
+    steps: int,
+    p: float,
+    separation: int,
+    records: int,
+    followed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = np.ones(steps)
+    if followed:
+        shown = np.random.default_rng(steps).uniform(0.2, 1.0, steps).round(1)
+    else:
+        monkeypatch.setattr(moves_along_direction, "MAX_FOLLOWED_STEPS", 0)
+    one = separated_draws(shown, p, separation)
+    moves, chances = np.zeros(1), np.ones(1)
     for _ in range(records):
-        chances = np.convolve(chances, counts_of_separated_draws(steps, p, separation))
+        moves = np.add.outer(moves, one[0]).round(9).ravel()
+        moves, places = np.unique(moves, return_inverse=True)
+        chances = np.bincount(places, np.multiply.outer(chances, one[1]).ravel())
     law = separated_draws_mixture(
-        np.ones(steps),
+        shown,
         probability=Fraction(p),
         separation=separation,
         records=records,
         farthest=math.inf,
     )
-    assert_never_farther(law, np.arange(float(len(chances))), chances, share=0.98)
+    assert_never_farther(law, moves, chances, share=0.98)
 
 
 @pytest.mark.parametrize(
