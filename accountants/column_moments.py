@@ -5,9 +5,10 @@ order α is a mean over α records that are sampled independently,
 
     E L^α = E exp(Σ_{a<b} ⟨|C|π_a, |C|π_b⟩ / σ²).
 
-It only depends on the recent steps of each record, so it is a product of one matrix per step. It
-bounds the order of the hypotheses in which the record is present. Other events bound the run in
-the other order.
+It only depends on the recent steps of each record, so it is a product of one matrix per step. Where
+there are too many such pasts, a stretch of several steps is one: the moment is then at most that of
+records whose chances, up to the largest, are the worst for each past. It bounds the order of the
+hypotheses in which the record is present. Other events bound the run in the other order.
 
 >>> run = SampledColumns(
 ...     products=(1.0, 0.5), sampling_probability=0.01, separation=2, steps=100, noise_multiplier=1
@@ -22,7 +23,7 @@ and Steinke, arXiv:2004.00010 (conversion).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,12 +48,21 @@ MAX_TRANSITIONS = 20_000
 """Transitions between states in one moment; larger orders are not computed."""
 _MAX_ITERATED_STEPS = 400
 """Steps after which the growth of a moment is bounded by its current maximum."""
-_CONVERGED = 1e-13
-"""Relative difference of the extreme growth factors at which they are equal."""
+_NEGLIGIBLE_GROWTH = 1e-6
+"""What the extreme growth factors of a moment, all remaining steps together, may concede."""
+_RARE = 2.0
+"""Mean number of draws within the wait below which moments without it are computed."""
+_FEW_LAGS = 3, 2, 1
+"""Stretches that are told apart, if a column meets later ones for long."""
+_MAX_RATIO = 8.0
+"""A bound of the number of transitions, over ``MAX_TRANSITIONS``, above which they are not built.
+"""
 _MAX_EXPONENT = 300.0
 """Largest exponent whose products do not overflow."""
 _MIN_MOMENT = 1e-250
 """Least moment of a state, relative to the largest, that keeps its digits."""
+_MAX_LARGER = 3
+"""Larger bounds in a row after which no larger order is asked."""
 _State = tuple[tuple[int, int], ...]
 
 
@@ -140,9 +150,9 @@ def _bits(history: int, lags: int) -> Array:
 def log_moment(run: SampledColumns, order: int) -> float:
     """Return an upper bound of log E L^α at whole ``order`` α, or infinity if not computed."""
     lags = max(run.separation, len(run.products)) - 1
-    transitions = _transitions(order, run.separation, lags)
+    transitions = None if run.beyond else _transitions(order, run.separation, lags)
     if transitions is None:
-        return math.inf
+        return _log_moment_of_stretches(run, order)
     products = np.zeros(lags + 1)
     products[: len(run.products)] = np.array(run.products) / run.noise_multiplier**2
     exponents = transitions.meetings @ products
@@ -158,21 +168,149 @@ def log_moment(run: SampledColumns, order: int) -> float:
         (np.exp(chances + exponents), (transitions.origin, transitions.target)),
         shape=(states, states),
     )
-    moments, result, left = np.ones(states), 0.0, run.steps
+    size = float(exponents.max()) + float(np.abs(chances).max()) + 8 * order
+    result, moments = _iterated(lambda values: np.asarray(step @ values), states, run.steps)
+    return result + math.log(moments.max()) + run.steps * 2.0**-50 * (16 + size)
+
+
+def _iterated(step: Callable[[Array], Array], states: int, number: int) -> tuple[float, Array]:
+    """Return log c and v with A^n 1 <= c v for a ``number`` n of steps A; v has shape (states,).
+
+    A is monotone, and A(cv) = c A(v) for c > 0. The logarithm is infinite where doubles do not
+    suffice.
+    """
+    moments, result, left = np.ones(states), 0.0, number
     while left:
-        grown = step @ moments
+        grown = step(moments)
         if not moments.min() > _MIN_MOMENT:
-            return math.inf
+            return math.inf, moments
         growth = grown / moments
         left -= 1
         scale = float(grown.max())
         moments, result = grown / scale, result + math.log(scale)
         highest, lowest = float(growth.max()), float(growth.min())
-        if run.steps - left >= _MAX_ITERATED_STEPS or highest - lowest <= _CONVERGED * highest:
+        is_steady = left * (highest - lowest) <= _NEGLIGIBLE_GROWTH * highest
+        if number - left >= _MAX_ITERATED_STEPS or is_steady:
             # No entry grows faster from here.
             result, left = result + left * math.log(highest), 0
-    size = float(exponents.max()) + float(np.abs(chances).max()) + 8 * order
-    return result + run.steps * 2.0**-50 * (16 + size)
+    return result, moments
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """The transitions of α records from stretch to stretch.
+
+    A state, a row of ``drawn``, shape (n, lags + 1), has how many were drawn 1, 2, ..., lags
+    stretches ago, and earlier. ``target``, shape (n, α + 1), is the state after k more are drawn,
+    of the ``free`` ones that have waited long enough.
+    """
+
+    drawn: Array
+    free: Array
+    target: Array
+
+
+@lru_cache(maxsize=64)
+def _stretches(order: int, lags: int, waiting: int, earlier: int) -> _Stretches | None:
+    """Return the transitions, or None if there are too many.
+
+    Those of the last ``waiting`` stretches wait. Of earlier ones than ``lags`` at most ``earlier``
+    are counted.
+    """
+    first = (0,) * (lags + 1)
+    states, rows, free = {first: 0}, [], []
+    for state in (pending := [first]):
+        left = order - sum(state[:waiting])
+        row = []
+        for taken in range(left + 1):
+            *shown, last = (taken, *state[:-1])
+            following = (*shown, min(earlier, last + state[-1]))
+            if following not in states:
+                states[following] = len(states)
+                pending.append(following)
+            row.append(states[following])
+        free.append(left)
+        rows.append(row + [0] * (order - left))
+        if len(states) * (order + 1) > MAX_TRANSITIONS:
+            return None
+    return _Stretches(
+        drawn=np.array(pending, dtype=float), free=np.array(free), target=np.array(rows)
+    )
+
+
+def _log_moment_of_stretches(run: SampledColumns, order: int) -> float:
+    """Return ``log_moment`` by the shortest stretches that are quick enough."""
+    separation = run.separation
+    widths = sorted({separation // parts for parts in range(1, separation + 1)})
+    # Records that are drawn as soon as they can be have to wait; others need not.
+    is_rare = separation * run.sampling_probability < _RARE
+    choices = list(product((True, False) if is_rare else (True,), (None, *_FEW_LAGS)))
+    for width in widths:
+        found = [moment_of_stretches(run, order, width, lags, wait=wait) for wait, lags in choices]
+        if min(found) < math.inf:
+            return min(found)
+    return math.inf
+
+
+def moment_of_stretches(
+    run: SampledColumns, order: int, width: int, lags: int | None = None, *, wait: bool = True
+) -> float:
+    """Return an upper bound of log E L^α by stretches of ``width`` <= b steps, or infinity.
+
+    Columns more than ``lags`` stretches apart, of all that meet if it is None, have one product.
+    Without ``wait`` records may be drawn again once they meet no other column.
+    """
+    sizes = np.append(run.products, run.beyond) / run.noise_multiplier**2
+    largest = np.maximum.accumulate(sizes[::-1])[::-1]
+    number, turns = -(-run.steps // width), run.separation // width
+    pairs = math.comb(order, 2) * (-(-number // turns)) ** 2
+    # Of columns whose products are negligible all pairs are counted.
+    meeting = int(np.count_nonzero(largest * pairs > _NEGLIGIBLE_GROWTH))
+    conceded = float(largest[meeting] * pairs) if meeting < len(largest) else 0.0
+    meets_forever = meeting == len(largest) and run.beyond > 0
+    whole = -(-(meeting - 1) // width) if meeting else 0
+    if lags is None and not meets_forever:
+        lags = whole
+    elif lags is None or lags >= whole + meets_forever:
+        return math.inf
+    # Steps of two stretches l apart are at least (l - 1) w + 1 steps apart.
+    apart = np.arange(lags + 1) * width + 1
+    products = np.where(apart < meeting, largest[np.minimum(apart, len(largest) - 1)], 0.0)
+    if meets_forever:
+        products = largest[np.minimum(apart, len(largest) - 1)]
+    most = order * -(-number // turns) if products[-1] > 0 else 0
+    waiting = turns - 1 if wait else min(turns - 1, lags)
+    if waiting > lags:
+        # Those that still wait, and meet as those before them.
+        products = np.append(products[:-1], np.full(waiting - lags + 1, products[-1]))
+        lags = waiting
+    likely = math.comb(order + waiting, waiting) * (order + 1) ** (lags - waiting) * (most + 1)
+    if likely * (order + 1) > _MAX_RATIO * MAX_TRANSITIONS:
+        return math.inf
+    stretches = _stretches(order, lags, waiting, most)
+    if stretches is None:
+        return math.inf
+    taken = np.arange(order + 1)
+    exponents = (stretches.drawn @ products)[:, None] * taken
+    exponents += taken * (taken - 1) / 2 * largest[0]
+    possible = taken <= stretches.free[:, None]
+    if exponents[possible].max() > _MAX_EXPONENT:
+        return math.inf
+    met = np.where(possible, np.exp(np.where(possible, exponents, 0.0)), 0.0)
+    q = -math.expm1(width * math.log1p(-run.sampling_probability)) * (1 + 2.0**-50)
+    ways = np.array([[math.comb(free, k) for free in taken] for k in taken], dtype=float)
+    left_out = np.maximum(taken - taken[:, None], 0)
+    chances = ways * q ** taken[:, None] * (1 - q) ** left_out
+
+    def step(values: Array) -> Array:
+        # Column f is the mean if f of those that are free are drawn with the chance q.
+        means = (met * values[stretches.target]) @ chances
+        return np.asarray(np.where(possible, means, 0.0).max(axis=1))
+
+    result, moments = _iterated(step, len(stretches.drawn), number)
+    size = float(exponents[possible].max()) + 16 * (order + 1)
+    # Nobody was drawn before the run.
+    return result + math.log(float(moments[0])) + conceded + number * 2.0**-50 * (16 + size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,12 +323,10 @@ class MomentCurve:
     def epsilon(self, delta: float) -> Bracket:
         """Return ``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` or errors of ``others``."""
         require_delta(delta)
-        least = math.inf
-        for order, moment in self._moments():
-            own = (moment + _log_conversion_factor(order) - math.log(delta)) / (order - 1)
-            if own > least:
-                break
-            least = own
+        least = _least_of_orders(
+            (moment + _log_conversion_factor(order) - math.log(delta)) / (order - 1)
+            for order, moment in self._moments()
+        )
         if math.isinf(least):
             raise OutOfReach("no moment of the run is bounded.", "Use another accountant.")
         return Bracket(lower=0.0, upper=max(0.0, least * (1 + 2.0**-50)))
@@ -198,13 +334,11 @@ class MomentCurve:
     def delta(self, epsilon: float) -> Bracket:
         """Return ``[0, δ]`` at ``epsilon`` (nats); raises errors of ``others``."""
         require_epsilon(epsilon)
-        least = 0.0
-        for order, moment in self._moments():
-            own = moment + _log_conversion_factor(order) - (order - 1) * epsilon
-            if own > least:
-                break
-            least = own
-        return Bracket(lower=0.0, upper=min(1.0, math.exp(least) * (1 + 1e-12)))
+        least = _least_of_orders(
+            moment + _log_conversion_factor(order) - (order - 1) * epsilon
+            for order, moment in self._moments()
+        )
+        return Bracket(lower=0.0, upper=min(1.0, math.exp(min(0.0, least)) * (1 + 1e-12)))
 
     def _moments(self) -> Iterator[tuple[int, float]]:
         """Yield increasing orders with a bound of log E L^α of the composition."""
@@ -291,6 +425,17 @@ class BoundedByOrder:
         if error is not None and math.isinf(upper):
             raise error
         return Bracket(lower=0.0, upper=upper)
+
+
+def _least_of_orders(bounds: Iterable[float]) -> float:
+    """Return the least of ``bounds`` of increasing orders, up to a third one that is larger."""
+    least, larger = math.inf, 0
+    for bound in bounds:
+        larger = larger + 1 if bound >= least else 0
+        if larger == _MAX_LARGER:
+            break
+        least = min(least, bound)
+    return least
 
 
 def _log_conversion_factor(order: int) -> float:

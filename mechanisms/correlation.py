@@ -79,11 +79,15 @@ from affidavit.mechanisms.sampling_schemes import (
 from affidavit.mechanisms.strategies.disclosed_steps import (
     DisclosedSteps,
     disclosed_steps,
-    products_of_columns,
 )
 from affidavit.mechanisms.strategies.epoch_patterns import pattern_sensitivity
 from affidavit.mechanisms.strategies.lengths_by_place import lengths_by_place
-from affidavit.mechanisms.strategies.lots_apart import LotsApart, log_divergence, lots_apart
+from affidavit.mechanisms.strategies.lots_apart import (
+    LotsApart,
+    log_divergence,
+    lots_apart,
+    products_by_lag,
+)
 from affidavit.mechanisms.strategies.moves_along_direction import (
     independent_draws_mixture,
     kept_bins_mixture,
@@ -163,10 +167,11 @@ from affidavit.plan import (
 
 STRETCHES_PER_BLOCK = 1, 2, 4, 8
 """Numbers of stretches per block for which steps are disclosed."""
-MAX_SEPARATION = 80
-"""Steps between participations up to which the moments of a run are computed."""
 MAX_OVERLAPS = 6
-"""The same for steps that share rows, where a record may be in all of them."""
+"""Later steps that share rows up to which the moments of a run are computed, where a record may be
+in all of them."""
+_LAGS_PER_SEPARATION = 4
+"""Least distances of two participations of a record for which products are told apart."""
 NEGLIGIBLE_PROBABILITY = 1e-12
 """A probability of more participations that is below every δ of a plan."""
 MAX_NORMS = 16
@@ -501,20 +506,21 @@ class Correlation:
         if not isinstance(step, PoissonSubsampledGaussian) or step.pair == "replace_one":
             return None
         separation = self._phase.sampling.separation or 1
-        overlaps = (at.strategy.bands - 1) // at.turn
-        # A record that waits has one state per step it waits, others have two per overlap.
-        if max(separation, overlaps) > MAX_SEPARATION or separation <= overlaps > MAX_OVERLAPS:
+        # Without a wait there are two states per overlap, and a record may be in all of them.
+        if separation == 1 and (at.strategy.bands - 1) // at.turn > MAX_OVERLAPS:
             return None
         try:
-            products = products_of_columns(at.strategy)
+            products = products_by_lag(at.strategy)[:: at.turn]
         except TooLarge:
             return None
+        shown = _LAGS_PER_SEPARATION * separation if separation > 1 else len(products)
         return SampledColumns(
-            products=products[:: at.turn],
+            products=tuple(map(float, products[:shown])),
             sampling_probability=step.sampling_probability,
             separation=separation,
             steps=-(-at.strategy.steps // at.turn),
             noise_multiplier=joint * _DOWN,
+            beyond=float(products[shown:].max(initial=0.0)),
         )
 
     def attained(self, joint: float, steps: int) -> Event:

@@ -474,8 +474,9 @@ class SampledColumns(_Validated):
     The record takes part in a step with ``sampling_probability``, up to the rounding of a double,
     and then in none of the next ``separation`` - 1. In step i it moves the run by the column c_i of
     the strategy. Two columns d steps apart have a product ⟨|c_i|, |c_j|⟩ of at most
-    ``products``[d] squared clip norms, zero beyond. ``noise_multiplier`` is the noise standard
-    deviation over the clip norm. It bounds the order of hypotheses in which the record is present.
+    ``products``[d] squared clip norms, and of ``beyond`` if they are further apart.
+    ``noise_multiplier`` is the noise standard deviation over the clip norm. It bounds the order of
+    hypotheses in which the record is present.
     Source: docs/theorems/correlated-noise.md, Theorem 16.
     """
 
@@ -484,6 +485,7 @@ class SampledColumns(_Validated):
     separation: int
     steps: int
     noise_multiplier: float
+    beyond: float = 0.0
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
