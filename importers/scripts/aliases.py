@@ -1,4 +1,4 @@
-"""Find who else holds an object: its aliases in a script, and the calls that it escapes to.
+"""Find what may change an object that holds settings: its other names, and who is passed it.
 
 Assignments, arguments and returns connect names in both directions and across scopes: two objects
 that ever share a name count as one. A call outside the file may change an object that it receives.
@@ -7,7 +7,7 @@ that ever share a name count as one. A call outside the file may change an objec
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.syntax import LAYER_PACKAGES, Script, last_name
@@ -15,154 +15,111 @@ from affidavit.importers.scripts.syntax import LAYER_PACKAGES, Script, last_name
 Reference = ast.Name | ast.Attribute | ast.Subscript
 
 
-def holder_names(node: ast.expr) -> set[str]:
-    """Return the names in a chain of attributes and items: ``{a, b}`` of ``a.b``."""
-    holders = set()
+def find_change(script: Script, holder: ast.expr, key: str, *, items: bool) -> ast.AST | None:
+    """Find what may set the part ``key`` of an object, or takes the object out of sight.
+
+    With ``items``, its methods may change it too, as may assignments to its parts.
+    """
+    chain = list(_chain(holder))
+    made = _function(script, chain[-1]) if isinstance(chain[-1], ast.Call) else None
+    inside = ast.walk(made) if made is not None else ()
+    chain += [part.value for part in inside if isinstance(part, ast.Return) and part.value]
+    names = {name for part in chain if (name := _name(part)) is not None}
+    pairs = list(_connected(script))
+    while more := {name for pair in pairs if not names.isdisjoint(pair) for name in pair} - names:
+        names |= more
+    for node in script.nodes:
+        if isinstance(node, Reference) and isinstance(node.ctx, ast.Load) and _name(node) in names:
+            if _is_of_layers(script, node):
+                continue
+            if (change := _change_at(script, node, names | {key}, items)) is not None:
+                return change
+    return None
+
+
+def _chain(node: ast.expr) -> Iterator[ast.expr]:
+    yield node
     while isinstance(node, ast.Attribute | ast.Subscript):
-        holders.add(reference_name(node) or "")
         node = node.value
-    return {name for name in {*holders, reference_name(node)} if name}
+        yield node
 
 
-def reference_name(node: ast.AST) -> str | None:
+def _name(node: ast.AST | None) -> str | None:
     """Return the last part of a name, attribute, or item with a constant key."""
     if isinstance(node, ast.Subscript):
         return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
-    return last_name(node)
+    return None if node is None else last_name(node)
 
 
-def find_escape(
-    script: Script,
-    holders: set[str],
-    key: str | None = None,
-    *,
-    methods: bool = False,
-    elsewhere: Callable[[ast.Call], bool] | None = None,
-) -> ast.AST | None:
-    """Find the first call or container that takes one of the objects out of sight.
-
-    With ``methods``, method calls that may change the object count too, as do assignments to its
-    items or attributes (only to ``key``, if one is given). Calls that ``elsewhere`` accepts leave
-    it unchanged. All names of the objects are added to ``holders``.
-    """
-    names = holders
-    while True:
-        before = len(names)
-        for node in script.nodes:
-            if reference_name(node) in names and _is_from_layer_package(script, node):
-                continue
-            if isinstance(node, Reference) and isinstance(node.ctx, ast.Load):
-                escaped = _follow_reference(script, node, names)
-                if methods and escaped is None and reference_name(node) in names:
-                    escaped = _find_change(script, node, None if key is None else {key, *names})
-                if escaped is None:
-                    continue
-                if not (
-                    isinstance(escaped, ast.Call) and elsewhere is not None and elsewhere(escaped)
-                ):
-                    return escaped
-            elif isinstance(node, ast.Return) and node.value is not None:
-                _returned(script, node, names)
-        if len(names) == before:
-            return None
+def _connected(script: Script) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of names that hold one object: by assignment, as arguments, or returned."""
+    for node in script.nodes:
+        pairs: list[tuple[ast.AST | None, ast.AST | None]] = []
+        match node:
+            case ast.Assign(
+                targets=targets, value=ast.Call(func=ast.Attribute(value=base, attr="get"))
+            ):
+                pairs = [(base, target) for target in targets]  # as of ``settings.get("a")``
+            case ast.Assign(targets=targets, value=value):
+                pairs = [(value, target) for target in targets]
+            case ast.For(target=target, iter=ast.Call(func=ast.Attribute(value=base))):
+                pairs = [(base, part) for part in ast.walk(target)]
+            case ast.Return(value=value):
+                calls = script.calls_to(getattr(script.scope_of(node), "name", ""))
+                takers = (getattr(script.parents[call], "targets", ()) for call in calls)
+                pairs = [(value, target) for targets in takers for target in targets]
+            case ast.Call() if (function := _function(script, node)) is not None:
+                passed = script.passed_arguments(function, node)
+                pairs = [(item, ast.Name(name)) for name, item in passed]
+        for one, other in pairs:
+            if (first := _name(one)) is not None and (second := _name(other)) is not None:
+                yield first, second
 
 
-def _is_from_layer_package(script: Script, node: ast.AST) -> bool:
+def _is_of_layers(script: Script, node: ast.AST) -> bool:
     """Whether a node belongs to a package of layers, such as ``torch.optim``."""
     if isinstance(node, ast.Name):
         node = getattr(script.value_of(node), "func", node)
     return isinstance(node, ast.Attribute) and script.comes_from(node, LAYER_PACKAGES)
 
 
-def _follow_reference(script: Script, node: Reference, names: set[str]) -> ast.AST | None:
-    """Add the names that a reference connects; return what lets the object escape, if any."""
-    name = reference_name(node)
-    parent = script.parents[node]
-    tracked = name in names
-    match parent:
-        case ast.Assign(targets=targets, value=value) if value is node:
-            for target in targets:
-                other = reference_name(target)
-                if other is None and tracked:
-                    return parent
-                _merge_names(names, name, other)
-        case ast.Attribute(attr="get" | "values" | "items"):
-            outer = script.parents[script.parents[parent]]
-            for target in getattr(outer, "targets", [getattr(outer, "target", node)]):
-                for part in ast.walk(target):
-                    if isinstance(getattr(part, "ctx", None), ast.Store):
-                        _merge_names(names, name, reference_name(part))
+def _change_at(script: Script, node: Reference, keys: set[str], items: bool) -> ast.AST | None:
+    """Return what may change an object where it is named, or lets it escape."""
+    outer = script.parents[node]
+    own = _name(node) == "self"
+    call = script.parents[outer] if isinstance(outer, ast.keyword) else outer
+    match outer:
         case ast.keyword(arg=None):
             return None
-        case ast.Call() if node is not parent.func:
-            return _argument(script, parent, node, names)
-        case ast.keyword():
-            call = script.parents[parent]
-            if isinstance(call, ast.Call):
-                return _argument(script, call, node, names)
+        case ast.Call() | ast.keyword() if isinstance(call, ast.Call) and node is not call.func:
+            function = _function(script, call)
+            if function is None:
+                return None if last_name(call.func) in NAMES["read_only"] else call
+            spec = function.args
+            declared = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
+            passed = script.passed_arguments(function, call)
+            key = next((key for key, item in passed if item is node), None)
+            return None if key in declared else call
         case ast.List() | ast.Tuple() | ast.Dict() | ast.Set() | ast.Starred() | ast.Yield():
-            return (
-                parent if tracked and not isinstance(script.parents[parent], ast.Compare) else None
-            )
-    return None
-
-
-def _find_change(script: Script, node: Reference, keys: set[str] | None) -> ast.AST | None:
-    """Find what sets one of these ``keys`` of ``node``, or calls a method that may change it."""
-    stored = script.stored_attributes
-    match script.parents[node]:
-        case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) as item if base is node:
-            return item if keys is None or reference_name(item) in {None, *keys} else None
-        case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) as item:
-            if (
-                keys is not None
-                and reference_name(node) == "self"
-                and len(script.stores_of_attribute(name, node)) == 1
-            ):
-                return None  # the constructor's own, as of ``self.args = args``
-            return item if keys is None or name in keys else None
-        case ast.Attribute(attr=name) as method if name not in NAMES["reading_methods"]:
-            if reference_name(node) == "self" and (name in script.functions or name in stored):
+            return None if isinstance(script.parents[outer], ast.Compare) else outer
+        case ast.Assign(targets=targets) if any(_name(target) is None for target in targets):
+            return outer
+        case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()) if items and base is node:
+            return outer if _name(outer) in {None, *keys} else None
+        case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) if items and name in keys:
+            # The constructor's own, as of ``self.args = args``, changes nothing.
+            once = own and len(script.stores_of_attribute(name, node)) == 1
+            return None if once else outer
+        case ast.Attribute(attr=name) if items and name not in NAMES["reading_methods"]:
+            if own and (name in script.functions or name in script.stored_attributes):
                 return None  # what it changes stands in this file
-            call = script.parents[method]
-            return call if isinstance(call, ast.Call) and call.func is method else None
+            called = script.parents[outer]
+            return called if isinstance(called, ast.Call) and called.func is outer else None
     return None
 
 
-def _argument(script: Script, call: ast.Call, node: ast.expr, names: set[str]) -> ast.AST | None:
-    """Add the parameter that receives ``node``; return the call if the object escapes there."""
-    function, name = _function(script, call.func), reference_name(node)
-    if function is None:
-        return call if name in names and last_name(call.func) not in NAMES["read_only"] else None
-    spec = function.args
-    declared = {item.arg for item in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
-    key = next((key for key, item in script.passed_arguments(function, call) if item is node), None)
-    if key not in declared:
-        return call if name in names else None
-    _merge_names(names, name, key)
-    return None
-
-
-def _function(script: Script, node: ast.expr) -> ast.FunctionDef | None:
-    """Return the function of this file that a call names, if there is exactly one."""
-    name = last_name(node) or ""
+def _function(script: Script, call: ast.Call) -> ast.FunctionDef | None:
+    """Return the function of this file that a call runs, if there is exactly one."""
+    name = last_name(call.func) or ""
     functions = script.functions.get(name, ())
     return functions[0] if len(functions) == 1 and name not in script.imported else None
-
-
-def _returned(script: Script, node: ast.Return, names: set[str]) -> None:
-    """Connect the names of a returned object with the names that receive it."""
-    function = script.scope_of(node)
-    source = reference_name(node.value) if node.value is not None else None
-    if source is None or not isinstance(function, ast.FunctionDef):
-        return
-    for use in script.references_to(function):
-        target = script.parents[script.parents[use]]
-        if isinstance(target, ast.Assign):
-            for item in target.targets:
-                _merge_names(names, source, reference_name(item))
-
-
-def _merge_names(names: set[str], first: str | None, second: str | None) -> None:
-    if first is not None and second is not None and {first, second} & names:
-        names |= {first, second}

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
-from affidavit.importers.scripts.object_kinds import ObjectKinds, is_writer
-from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
+from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported, is_own, is_writer
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.seeds import KNOWN_SEED
 from affidavit.importers.scripts.step_count import (
@@ -32,6 +31,7 @@ from affidavit.importers.scripts.use_table import (
     Use,
     find_function,
     find_method,
+    words_of,
 )
 from affidavit.importers.scripts.values import source_text
 
@@ -59,7 +59,7 @@ class CallUses:
             other = taken & {"private", "lots", "lot", "rows", "loss", "value"}
             return f"it is given the {words_of(other)}" if other else None
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
-        if builtin and name in NAMES["runs_text"] and not _is_constant(call):
+        if builtin and name in NAMES["runs_text"]:
             return "what it runs is not in the text"
         if (test := self._decides(call, base | taken)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
@@ -72,8 +72,12 @@ class CallUses:
             return "it may change any part of the object"
         if self._is_given_folder(call, name):
             return "it is given the files of the records"
-        if is_writer(call) and any(is_raw(self.kinds, item) for _, item in passed):
-            return "it writes records"
+        if is_writer(call) and taken & SECRETS:
+            return "it writes what is of records"
+        if self._reads_again(call, name):
+            return "it may read what the training wrote"
+        if builtin and name in ("map", "filter", "reduce") and taken & SECRETS:
+            return "what it runs decides by records"
         if self._starts_program(call, name):
             return "the program that it runs is not read"
         if self._is_along_records(call, name):
@@ -93,8 +97,6 @@ class CallUses:
             return "it keeps lots, which may be used again"
         if taken & {"lots", "data"} and name in ("cycle", "tee", "repeat"):
             return "it repeats lots"
-        if name == "DataLoader" and self._is_other_loader(call):
-            return None
         if name == "DataLoader" and self._joins(call):
             return "what its collate_fn makes of a lot is not known"
         if is_own(self.kinds, call):
@@ -135,19 +137,26 @@ class CallUses:
         It only runs for what it does, so that a function of values alone does not explain it.
         """
         function, name = call.func, last_name(call.func) or ""
-        if isinstance(function, ast.Attribute) and self.kinds.kinds(function.value):
+        if isinstance(function, ast.Attribute) and (base := self.kinds.kinds(function.value)):
             known = name in (*NAMES["container_methods"], "backward") or name.endswith("_")
-            base = self.kinds.kinds(function.value)
-            raw = base <= SECRETS and is_raw(self.kinds, function.value)
-            changes = raw and find_method("data", name) is None and not known
+            changes = base <= SECRETS and find_method("data", name) is None and not known
             return "it may write or change records" if changes else None
         if (
             self.script.comes_from(function, NAMES["numerical_packages"])
             and find_function(self.script, call) is None
         ):
-            raw = any(is_raw(self.kinds, item) for _, item in self._arguments(call))
-            return "it may write or change records" if raw else None
+            taken = frozenset().union(*(self.kinds.kinds(i) for _, i in self._arguments(call)))
+            return "it may write or change records" if taken & SECRETS else None
         return None
+
+    def _reads_again(self, call: ast.Call, name: str) -> bool:
+        """Whether a call reads a file, or a log, once the training may have written it."""
+        mode = next(iter(call.args[1:]), keywords_of(call).get("mode"))
+        writes = name == "open" and not str(getattr(mode, "value", "r")).startswith("r")
+        groups = ("file_readers", "file_facts", "log_readers")
+        reads = any(name in NAMES[group] for group in groups) and not writes
+        source = self.kinds.sources.reads(call) or call in self.kinds.sources.calls
+        return reads and not (source or self.kinds.runs_before(call))
 
     def _is_given_folder(self, call: ast.Call, name: str) -> bool:
         """Whether a call that is not known to read data sets gets the path of the records."""
@@ -230,12 +239,6 @@ class CallUses:
         own = NOTHING if node is None else self.kinds.kinds(node)
         return bool(own & {"private", "undefined"}) or self.kinds.is_of_other_call(node)
 
-    def _is_other_loader(self, call: ast.Call) -> bool:
-        """Whether the private call takes another loader, so that no step is over this one's."""
-        lots = self.values.origin_of(keywords_of(self.kinds.call).get("data_loader"))
-        made = isinstance(lots, ast.Call) and last_name(lots.func) == "DataLoader"
-        return made and lots is not call
-
     def _joins(self, call: ast.Call) -> bool:
         """Whether a function of the script makes the lots of a loader of the records."""
         function = keywords_of(call).get("collate_fn")
@@ -257,10 +260,11 @@ class CallUses:
         return bool(classes) and not any(item.name in ("__init__", name) for item in made)
 
     def _of_private_call(self, call: ast.Call) -> str | None:
-        module = keywords_of(call).get("module")
-        own = self.kinds.library is OPACUS and module is not None and self._is_bound(module)
-        if own and module is not None and "model" not in self.kinds.kinds(module):
-            return f"the model {source_text(module)} is not made by code that is read"
+        if self.kinds.library is OPACUS:
+            module, engine = keywords_of(call).get("module"), getattr(call.func, "value", None)
+            for kind, part in (("model", module), ("engine", engine)):
+                if part is not None and not self._is_made(part, kind):
+                    return f"the {kind} {source_text(part)} is not made by code that is read"
         if self.kinds.library.key == "jax_keras" and not self.script.calls_to("make_private"):
             return "no model is made private with it"
         secret = ("noise_multiplier", "max_grad_norm", "target_epsilon", "target_delta", "epochs")
@@ -273,9 +277,16 @@ class CallUses:
                 return "its records are computed together"
         return None
 
-    def _is_bound(self, node: ast.expr) -> bool:
+    def _is_made(self, node: ast.expr, kind: str) -> bool:
+        """Whether code that is read makes an object, wherever its name gets a value."""
         root = root_of(node)
-        return isinstance(root, ast.Name) and bool(self.script.bindings_of(root))
+        if isinstance(root, ast.Name) and not self.script.bindings_of(root):
+            return True  # an error, or what a part of a script leaves out
+        bindings = self.script.bindings_of(node) if isinstance(node, ast.Name) else []
+        values = [self.kinds.bound[item.node] for item in bindings
+                  if not (self.values.is_set_by_private_call(item.node)
+                          or isinstance(item.value, ast.Constant))]  # fmt: skip
+        return all(kind in own for own in (self.kinds.kinds(node), *values))
 
     def _decides(self, call: ast.Call, own: Kinds) -> ast.expr | None:
         """Return the condition on records under which a call runs that is more than a message."""
@@ -287,15 +298,13 @@ class CallUses:
     def _only_tells(self, call: ast.Call, own: Kinds) -> bool:
         """Whether a call only computes values of records, prints or logs."""
         name = last_name(call.func) or ""
-        if own & HANDLES - {"model"} or name == "backward":
+        if own & HANDLES or name == "backward":
             return False
         if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
             return name in NAMES["reading_builtins"]
-        base = (
-            self.kinds.kinds(call.func.value) if isinstance(call.func, ast.Attribute) else NOTHING
-        )
-        tells = bool(base & SECRETS) or name in ("append", "get", "format", "join", "items")
-        return tells and "model" not in base
+        base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        of_records = bool(self.kinds.kinds(base) & SECRETS)
+        return of_records or name in ("append", "get", "format", "join", "items")
 
     def _of_method(
         self, call: ast.Call, base: Kinds, name: str, passed: list[tuple[int | str, ast.expr]]
@@ -305,6 +314,8 @@ class CallUses:
         ):
             if name == "backward":
                 return "its loss is not one term for each record"
+            if name.endswith("_") and "value" in self.kinds.kinds(call):
+                return "it may join the records of a lot"
             bad = frozenset().union(*(self.kinds.kinds(item) for _, item in passed)) - SECRETS
             bad -= {"model", "undefined"}
             return f"it is given the {words_of(bad)}" if bad else None
@@ -460,9 +471,3 @@ def _starts_listed(command: ast.expr | None) -> bool:
     parts = [part.split() for part in re.split(r"[;&|\n]+", text)]
     named = [part[0] for part in parts if part and not part[0].startswith("#")]
     return bool(named) and not set("$`") & set(text) and set(named) <= {*NAMES["other_programs"]}
-
-
-def _is_constant(call: ast.Call) -> bool:
-    return all(isinstance(item, ast.Constant) for item in call.args) and last_name(
-        call.func
-    ) not in ("exec", "eval")

@@ -20,12 +20,11 @@ from affidavit.importers.libraries import (
 )
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse, PartialPlan, not_imported
-from affidavit.importers.scripts.callers import find_caller, leading_definitions
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
-from affidavit.importers.scripts.modules import modules_of
 from affidavit.importers.scripts.opacus import OpacusPlanReader
 from affidavit.importers.scripts.options import READERS
 from affidavit.importers.scripts.plan_reader import ScriptPlanReader
+from affidavit.importers.scripts.repository import find_caller, leading_definitions, modules_of
 from affidavit.importers.scripts.syntax import Script, find_import, last_name, parse_script
 from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
 from affidavit.plan import MalformedPlan, Reason
@@ -316,12 +315,7 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         message = f"its {name} may not be {library.name}'s."
         line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
         raise not_imported(kind, message, "Write a plan.", line)
-    if method and (maker := _foreign_engine(script, call.func)) is not None:
-        message = (
-            f"its {name} may not be {library.name}'s: {source_text(maker)} is not from opacus."
-        )
-        raise not_imported(kind, message, "Write a plan.", maker.lineno)
-    for module in modules_of(Evaluator(script, READERS), library.modules):
+    for module in [script, *modules_of(script, library.modules)]:
         if (change := _change_by(module, script, library)) is not None:
             where = "" if module is script else f" of {module.name}"
             at = getattr(change, "lineno", call.lineno)
@@ -350,21 +344,6 @@ def _hidden_package(script: Script, library: Library) -> str | None:
             if os.path.isfile(place / package / "__init__.py"):
                 return f"{package}/"
     return None
-
-
-def _foreign_engine(script: Script, method: ast.expr) -> ast.Call | None:
-    """Return what makes the engine of a private call, if it is not Opacus' own class."""
-    engine = method.value if isinstance(method, ast.Attribute) else None
-    made: list[ast.AST | None] = [engine]
-    if isinstance(engine, ast.Name):
-        made = [binding.value for binding in script.bindings_of(engine)]
-    elif isinstance(engine, ast.Attribute):
-        stores = script.stored_attributes.get(engine.attr, [])
-        made = [getattr(script.parents[store], "value", None) for store in stores]
-    returned = Evaluator(script, READERS).returned_expression
-    calls = [item for node in made if isinstance(node, ast.Call)
-             if isinstance(item := returned(node), ast.Call)]  # fmt: skip
-    return next((c for c in calls if not script.comes_from(c.func, OPACUS.modules)), None)
 
 
 def _change_by(module: Script, script: Script, library: Library) -> ast.AST | None:

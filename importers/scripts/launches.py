@@ -1,16 +1,14 @@
 """Find what the files of a repository set when they launch a script: options and variables.
 
 An overridden default is not what runs. Each file that names the script is searched for words that
-look like settings (``--name value``, ``name=value``, ``name: value``), beside the script and above
-it, except documentation. What the words do is not followed, so one with another value than the
-default leaves the option open.
+look like settings (``--name``, ``name=value``, ``name: value``), beside the script and above it,
+except documentation. What the words do is not followed, so that they leave the option open.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,25 +39,23 @@ MODULE = re.compile(rb"[^\w.]{1,9}([\w.]+)")
 COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.M)
 SEPARATORS = re.compile(r"""[\s"'`\[\](){},;|&\\]+""")
 """What separates the words of shell scripts, documents and lists alike."""
-VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
     """What files set that name a script, and what may launch it and is not read.
 
-    ``settings`` has the options and ``$VARIABLES``, each with its words and the files of these.
-    Option names are in lower case with underscores and without dashes, such as
-    ``noise_multiplier``.
+    ``settings`` has the options, each with a file that names it. Their names are in lower case with
+    underscores and without dashes, such as ``noise_multiplier``.
     """
 
-    settings: dict[str, list[tuple[str, str]]]
+    settings: dict[str, str]
     unread: str | None
 
 
 def read_launches(folder: Path | None, name: str | None) -> Launches:
     """Return what the files beside a script and above it set when they launch it."""
-    settings: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    settings: dict[str, str] = {}
     unread: str | None = None
     for number, path in enumerate(_files(folder, MAX_FILES + 1) if folder and name else ()):
         if number == MAX_FILES:
@@ -74,26 +70,16 @@ def read_launches(folder: Path | None, name: str | None) -> Launches:
         if text is None:
             unread = unread or f"{file}, which is larger than {MAX_FILE >> 10} KiB,"
             continue
-        for key, value in _settings(text):
-            settings[key].append((value, file))
+        settings |= dict.fromkeys(_settings(text), file)
     return Launches(settings, unread)
 
 
-def _settings(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names that words of a text may set, with the words that follow them."""
-    words = [word for word in SEPARATORS.split(COMMENT.sub("", text)) if word]
-    for index, word in enumerate(words):
-        key, mark, value = word.partition("=")
-        if not mark and word.endswith(":"):
-            key, mark = word[:-1], ":"
-        if not mark and not (word[:1] == "-" and word.lstrip("-")[:1].isalpha()):
-            continue
-        follows = words[index + 1] if index + 1 < len(words) else ""
-        is_switch = not follows or (follows[:1] == "-" and not follows[1:2].isdigit())
-        value = value or ("true" if is_switch else follows)
-        yield option_name(key), value
-        if VARIABLE.fullmatch(key):
-            yield f"${key}", value
+def _settings(text: str) -> Iterator[str]:
+    """Yield the names of options that words of a text may set."""
+    for word in SEPARATORS.split(COMMENT.sub("", text)):
+        key, mark, _ = word.partition("=")
+        if mark or word.endswith(":") or (word[:1] == "-" and word.lstrip("-")[:1].isalpha()):
+            yield option_name(key.rstrip(":"))
 
 
 def _names(programs: frozenset[str], name: str) -> bool:
@@ -134,10 +120,8 @@ def _read_version(file: str, root: str, *_: int) -> tuple[str | None, frozenset[
     return (None if len(raw) > MAX_FILE else raw.decode("utf-8", "replace")), programs
 
 
-def find_mention(
-    folder: Path | None, name: str | None, variable: str, read: list[str]
-) -> str | None:
-    """Return the first file that names an environment variable, except those ``read`` for it.
+def find_mention(folder: Path | None, name: str | None, variable: str) -> str | None:
+    """Return the first file that names an environment variable.
 
     Workflows, Dockerfiles, compose files, jobs and sourced scripts set variables in many ways: a
     default that any of them names is not what is known to run.
@@ -145,18 +129,9 @@ def find_mention(
     word = re.compile(rf"\b{re.escape(variable)}\b")
     for path in () if folder is None else _files(folder):
         text, _ = _read(path)
-        file = os.path.basename(path)
-        if text is not None and file.lower() != name and file not in read and word.search(text):
-            return file
+        if text is not None and os.path.basename(path).lower() != name and word.search(text):
+            return os.path.basename(path)
     return None
-
-
-def differs_from_yaml(value: Any, text: str) -> bool:
-    """Whether the word of a launch file is another value than ``value``."""
-    try:
-        return bool(yaml_of(text) != value) and text != str(value)
-    except ValueError:
-        return True
 
 
 def yaml_of(text: str) -> Any:

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.object_kinds import ObjectKinds
-from affidavit.importers.scripts.raw_records import is_imported, is_own, is_raw, words_of
+from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.seeds import KNOWN_SEED, may_know_seed
 from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
@@ -15,13 +14,13 @@ from affidavit.importers.scripts.syntax import (
     innermost_loop,
     last_name,
     package_of,
-    root_of,
 )
 from affidavit.importers.scripts.use_table import (
     HANDLES,
     SECRETS,
     find_function,
     find_method,
+    words_of,
 )
 from affidavit.importers.scripts.values import source_text
 
@@ -58,13 +57,18 @@ class NameUses:
                         changed := self._whole(target) & {"private", "engine", "optimizer"}
                     ):
                         yield target, f"it changes the {words_of(changed)}"
-                    elif self._is_outside(base) and is_raw(self.kinds, value):
+                    elif self._is_outside(base) and own & SECRETS:
                         yield target, "it writes records"
                     elif kinds & {"data", "lots"} and own & SECRETS:
                         yield target, "it changes the records"
                 case ast.Name():
                     if (why := self._of_rebinding(target)) is not None:
                         yield target, why
+
+    def is_passed_lot(self, target: ast.Name) -> bool:
+        """Whether a name is that of a parameter that holds records of a lot."""
+        passed = any(isinstance(item.node, ast.arg) for item in self.script.bindings_of(target))
+        return passed and bool(self.kinds.kinds(target) & SECRETS)
 
     def of_other_store(self, target: ast.Attribute | ast.Subscript) -> str | None:
         """Say why deleting a part of an object, or storing one by a loop, may change it."""
@@ -78,38 +82,28 @@ class NameUses:
         return self.kinds.kinds(target)
 
     def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
-        name, base, own = target.attr, self.kinds.kinds(target.value), self.kinds.kinds(value)
-        root = root_of(target)
-        whole = base | (self.kinds.kinds(root) if isinstance(root, ast.Name) else NOTHING)
+        name, whole, own = target.attr, self._whole(target), self.kinds.kinds(value)
+        own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
+        decided = bool(own & SECRETS) or self.kinds.decided_by_records(target)
+        setting = name.endswith("transform") or isinstance(value, ast.Constant)
         changed = whole & {"private", "optimizer", "engine", "lots"}
-        if base & changed or (changed and "model" not in base and "holder" not in whole):
+        changed |= NOTHING if setting else whole & {"data"}
+        if changed and not (own_part and "model" in whole):
             return f"it changes the {words_of(changed)}"
-        if "model" in base:
-            if own & SECRETS or self.kinds.decided_by_records(target):
-                holds = own & {"data", "lots", "holder"} and isinstance(target.value, ast.Name)
-                if holds and not own & {"value", "lot", "rows", "loss"}:
-                    return None  # it only holds the data set
+        if "model" in whole:
+            holds = own_part and bool(own & SECRETS) and own & SECRETS <= {"data", "lots"}
+            if decided and not holds:
                 return "records decide a part of the model"
-            if name == "optimizer":
-                return "the model gets another optimiser"
-            own_layer = isinstance(target.value, ast.Name) and target.value.id == "self"
-            if not own_layer and not self.kinds.runs_before(target):
+            if name == "optimizer" or not (own_part or self.kinds.runs_before(target)):
                 return "it changes the model after it is made private"
         if name in ("forward", "call", "__call__", "training_step"):
             return "it changes what a model computes"
         if self._replaces_import(target, value):
             return "it may change what others call"
-        own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
-        computed = own & (SECRETS - {"data", "lots", "count"})
-        if computed and name in ("data", "weight", "bias", *NAMES["gradients"]):
-            return "records decide a weight or gradient"
-        setting = name.endswith("transform") or isinstance(value, ast.Constant)
-        if base & {"data", "lots"} and (computed or not (own & {"data"} or setting)):
-            return "it changes the records"
-        if name in NAMES["stops"] and (own & SECRETS or self.kinds.decided_by_records(target)):
+        if name in NAMES["stops"] and decided:
             return "records decide where training stops"
-        if own & SECRETS and is_imported(self.script, [target]):
-            return "another file may read it"
+        if not own_part and own & ((HANDLES | SECRETS) - {"model", "criterion", "scheduler"}):
+            return "what an object holds is not followed"
         keras = self.kinds.library.key.startswith("tensorflow")
         if keras and name == "optimizer" and not own_part:
             return "a model may get another optimiser"
@@ -151,28 +145,23 @@ class NameUses:
 
     def _of_rebinding(self, target: ast.Name | ast.Attribute) -> str | None:
         """Say why a name of a private object may hold another one later."""
-        values, script, private = self.values, self.script, self.kinds.private
-        if values.is_set_by_private_call(target):
-            return None
-        if isinstance(target, ast.Name):
-            places = [item.node for item in script.bindings_of(target)]
-        else:
-            places = list(script.stores_of_attribute(target.attr, target))
+        values, script = self.values, self.script
+        places = self._places(target)
         ours = [item for item in places if values.is_set_by_private_call(item)]
-        if not ours:
-            return None
-        scope = script.scope_of(private)
-        before = script.scope_of(target) is scope and target.lineno < private.lineno
         constructor = getattr(script.scope_of(target), "name", "") == "__init__"
-        if before or (isinstance(target, ast.Attribute) and constructor):
+        if target in ours or constructor or self.kinds.runs_before(target):
             return None
         was = frozenset().union(*(self.kinds.bound[item] for item in ours))
         now = self.kinds.bound[target]
-        if now and now <= was | {"holder"}:
+        if not was & (HANDLES | {"lots"}) or (now and now <= was | {"holder"}):
             return None  # a wrapper of the same
-        if not was & (HANDLES | {"lots"}):
-            return None
         return f"it gives the name of the {words_of(was)} another object"
+
+    def _places(self, node: ast.Name | ast.Attribute) -> list[ast.AST]:
+        """Return where a name or attribute gets its values."""
+        if isinstance(node, ast.Name):
+            return [item.node for item in self.script.bindings_of(node)]
+        return list(self.script.stored_attributes.get(node.attr, ()))
 
     def of_attribute(self, node: ast.Attribute) -> str | None:
         """Say why reading an attribute of an object is no understood use."""
@@ -180,6 +169,10 @@ class NameUses:
             return KNOWN_SEED
         if node.attr == "fork_rng":
             return "the noise may be that of another step"
+        if node.attr in NAMES["told_again"] and self.script.comes_from(
+            node, NAMES["telling_packages"]
+        ):
+            return "it may read what the training logged"
         base = self.kinds.kinds(node.value)
         outer = self.script.parents[node]
         if isinstance(outer, ast.Call) and outer.func is node:
@@ -210,10 +203,7 @@ class NameUses:
         loop = innermost_loop(self.script, node)
         if loop is None or not self.kinds.kinds(node) & {"lot", "rows", "loss"}:
             return False
-        if isinstance(node, ast.Name):
-            stores = [item.node for item in self.script.bindings_of(node)]
-        else:
-            stores = list(self.script.stores_of_attribute(node.attr, node))
+        stores = self._places(node)
         if any(isinstance(outer, ast.comprehension) for item in stores
                for outer in list(self.script.ancestors(item))[:2]):  # fmt: skip
             return False
@@ -252,25 +242,20 @@ class NameUses:
             return None
         if not self.touches(code):
             return None
+        call = self.script.parents[outer] if isinstance(outer, ast.keyword) else outer
+        if not isinstance(call, ast.Call):
+            return "the function that it names may run at any place"
+        place: int | str = next((i for i, item in enumerate(call.args) if item is node), "**")
         if isinstance(outer, ast.keyword):
-            place: int | str = outer.arg or "**"
-            outer = self.script.parents[outer]
-        elif isinstance(outer, ast.Call):
-            place = next((i for i, item in enumerate(outer.args) if item is node), "**")
-        else:
-            return "the function that it names may run at any place"
-        if not isinstance(outer, ast.Call):
-            return "the function that it names may run at any place"
-        uses = [find_function(self.script, outer)]
-        if isinstance(outer.func, ast.Attribute):
-            name = outer.func.attr
-            uses += [find_method(kind, name) for kind in self.kinds.kinds(outer.func.value)]
-        if any(use is not None and use.accepts("code", place) for use in uses):
+            place = outer.arg or "**"
+        uses = [find_function(self.script, call)]
+        if isinstance(call.func, ast.Attribute):
+            kinds = self.kinds.kinds(call.func.value)
+            uses += [find_method(kind, call.func.attr) for kind in kinds]
+        listed = any(use is not None and use.accepts("code", place) for use in uses)
+        if listed or last_name(call.func) in NAMES["transformations"]:
             return None
-        name = last_name(outer.func) or ""
-        if name in NAMES["runners"] and self.values.is_called_once(node):
-            return None
-        if name in ("jit", "vmap", "grad", "value_and_grad", "partial", "pmap", "remat", "scan"):
+        if last_name(call.func) in NAMES["runners"] and self.values.is_called_once(node):
             return None
         return "the function that it is given may run at any time"
 
@@ -333,13 +318,6 @@ class NameUses:
             return "a lot that BatchMemoryManager splits may not run to its end"
         if test is None:
             return None
-        if isinstance(node, ast.Return):
-            if not self._steps_within(function):
-                return None
-        elif isinstance(node, ast.Break | ast.Continue):
-            loop = innermost_loop(self.script, node)
-            if loop is not None and not self._steps_within(loop):
-                return None
         return f"records decide where it leaves ({source_text(test)})"
 
     def _leaves_lot(self, node: ast.AST) -> bool:
@@ -350,24 +328,13 @@ class NameUses:
                  for step in optimizer_steps(self.values))  # fmt: skip
         return innermost_loop(self.script, node) in [loop for loop in loops if loop is not None]
 
-    def _steps_within(self, place: ast.AST) -> bool:
-        """Whether a loop or function may change a private object."""
-        return any(
-            isinstance(part, ast.Call)
-            and (
-                last_name(part.func) in ("step", "backward", "save", "fit")
-                or bool(self.kinds.functions(part.func))
-            )
-            for part in ast.walk(place)
-        )
-
     def _is_outside(self, base: ast.expr) -> bool:
-        """Whether an object is made or held by a package."""
+        """Whether an object may be more than a list, a dictionary or an array of the script."""
         while isinstance(base, ast.Attribute | ast.Subscript):
             base = base.value
         made = self.script.value_of(base) if isinstance(base, ast.Name) else base
         if isinstance(made, ast.Call):
-            return not is_own(self.kinds, made) and bool(self.script.module_path(made.func))
+            return not self.script.comes_from(made.func, NAMES["numerical_packages"])
         return is_imported(self.script, [base])
 
     def _replaces_import(self, target: ast.Attribute, value: ast.expr) -> bool:

@@ -12,7 +12,6 @@ import ast
 import builtins
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 from affidavit.importers.libraries import OPACUS, Library
@@ -37,8 +36,10 @@ from affidavit.importers.scripts.row_kinds import (
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
+    Script,
     keywords_of,
     last_name,
+    root_of,
     unpacks,
 )
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
@@ -47,6 +48,7 @@ from affidavit.importers.scripts.values import Evaluator, is_left_out
 RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion", "lots")}
 """What Opacus' private call returns, in order."""
 MAX_PASSES = 30
+MAX_DEPTH = 5
 
 
 class ObjectKinds:
@@ -60,8 +62,8 @@ class ObjectKinds:
         """The kinds of the value that each place gives a name or an attribute."""
         self.held: dict[tuple[ast.AST, str], Kinds] = defaultdict(frozenset)
         """The kinds of what is put into the object of a name, by scope and name."""
-        self.returned: dict[ast.AST, list[Kinds]] = {}
-        """The kinds of what a function returns, or of its parts."""
+        self.returned: dict[ast.AST, Kinds] = defaultdict(frozenset)
+        """The kinds of what a function returns."""
         self.assumed = {
             node.id: frozenset({kind})
             for key, kind in (("module", "model"), ("optimizer", "optimizer"))
@@ -75,8 +77,6 @@ class ObjectKinds:
             self.bound[place] |= {"data"}
         self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
         self.memo: dict[ast.AST, Kinds] = {}
-        self.writes_values = any(map(_is_told, self.script.calls))
-        """Whether the script writes a file, or logs, and may read that again."""
         self.decided: dict[ast.expr, Any] = {}
         """The values of conditions around calls."""
         self.private = self.statement(values.private_statement or call)
@@ -94,14 +94,9 @@ class ObjectKinds:
                 break
         self.memo.clear()
 
-    def _state(self) -> tuple[int, ...]:
-        tables = (self.bound, self.held)
-        counts = [sum(map(len, table.values())) for table in tables]
-        return (
-            *counts,
-            len(self.attached),
-            sum(len(part) for parts in self.returned.values() for part in parts),
-        )
+    def _state(self) -> list[int]:
+        tables = (self.bound, self.held, self.returned)
+        return [len(self.attached), *(sum(map(len, table.values())) for table in tables)]
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement around a node."""
@@ -128,7 +123,7 @@ class ObjectKinds:
             case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
                 self._bind(target, self.kinds(value), value)
             case ast.Return(value=ast.expr() as value):
-                self._return(node, value)
+                self.returned[self.script.scope_of(node)] |= self.kinds(value)
             case ast.Call():
                 self._pass_arguments(node)
             case ast.Match(subject=subject, cases=cases):
@@ -148,8 +143,6 @@ class ObjectKinds:
                 elif not kinds and self.decided_by_records(target):
                     kinds = VALUE
                 self.bound[target] |= kinds
-                if isinstance(target, ast.Attribute) and kinds:
-                    self._hold(target.value, frozenset({"holder"}))
             case ast.Subscript(value=base, slice=index):
                 if self.kinds(index) & SECRETS:
                     self._hold(base, VALUE)
@@ -175,10 +168,11 @@ class ObjectKinds:
                 use = find_function(self.script, value)
                 if use is not None and use.gives == "parts" and len(args) == count:
                     return [self.kinds(item) for item in args]
-                own = self.functions(function)
-                parts = [self.returned[item] for item in own if item in self.returned]
-                if parts and all(len(part) == count for part in parts):
-                    return [frozenset().union(*group) for group in zip(*parts, strict=True)]
+                made = [item for own in self.functions(function) for item in self._returns(own)]
+                parts = [item.elts for item in made if isinstance(item, ast.Tuple)]
+                if parts and len(parts) == len(made) and all(len(p) == count for p in parts):
+                    groups = zip(*parts, strict=True)
+                    return [frozenset().union(*map(self.kinds, group)) for group in groups]
                 if value in self.sources.calls:
                     return [NOTHING] * count  # each target by itself, see RecordSources
         part = frozenset("rows" if kind == "lot" else kind for kind in kinds)
@@ -197,7 +191,7 @@ class ObjectKinds:
             scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
             made = [item.node for item in self.reaching(node, scope, bindings)]
         elif isinstance(node, ast.Attribute):
-            made = list(self.script.stores_of_attribute(node.attr, node))
+            made = list(self.script.stored_attributes.get(node.attr, []))
         statements = {self.statement(call) for call in self.values.elsewhere}
         return bool(made) and all(
             not statements.isdisjoint(self.script.ancestors(item)) for item in made
@@ -235,82 +229,46 @@ class ObjectKinds:
             scope = self.script.resolve(base.id, self.script.scope_of(base))[0]
             self.held[scope, base.id] |= kinds
 
-    def _return(self, node: ast.Return, value: ast.expr) -> None:
-        function = self.script.scope_of(node)
-        parts = value.elts if isinstance(value, ast.Tuple) else [value]
-        kinds = [self.kinds(item) for item in parts]
-        known = self.returned.get(function)
-        if known is not None and len(known) != len(kinds):
-            kinds = [frozenset().union(*known, *kinds)]
-            known = None
-        self.returned[function] = (
-            kinds if known is None else [a | b for a, b in zip(known, kinds, strict=True)]
-        )
-
     def _pass_arguments(self, call: ast.Call) -> None:
         """Pass arguments to the functions and methods of this file that a call may run."""
         if self._runs_otherwise(call):
             return
-        called = [] if "model" in self.kinds(call.func) else self._called(call.func)
-        for function in [*self.functions(call.func), *called]:
-            for arg in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+        for function in self.functions(call.func):
+            spec = function.args
+            for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs):
                 for key, item in self.script.passed_arguments(function, call):
                     if key == arg.arg:
                         self.bound[arg] |= self.kinds(item)
-                        self._change_argument(function, arg, item)
                 if unpacks(call):
                     self.bound[arg] |= self._given(call)
-            for rest in (function.args.vararg, function.args.kwarg):
+            for rest in (spec.vararg, spec.kwarg):
                 if rest is not None:
                     self.bound[rest] |= self._given(call)
-        callee, passed = self.kinds(call.func), [self.kinds(item) for item in call.args]
-        if last_name(call.func) in ("map", "filter", "reduce") and self._given(call) & SECRETS:
-            for item in (item for item in call.args if isinstance(item, ast.Lambda)):
-                for arg in item.args.args:
-                    self.bound[arg] |= VALUE
+        callee = self.kinds(call.func)
         match call:
             case ast.Call(func=ast.Attribute(value=base, attr="attach"), args=[ast.Name() as name]):
                 if "engine" in self.kinds(base):
                     scope = self.script.resolve(name.id, self.script.scope_of(name))[0]
                     self.attached.add((scope, name.id))
-        match call.func:
-            case ast.Attribute(value=base, attr=in_place) if in_place.endswith("_"):
-                own, taken = self.kinds(base), frozenset().union(*passed)
-                named = isinstance(base, ast.Name)
-                if (
-                    own & SECRETS
-                    and (named or taken & SECRETS)
-                    and "value" in computed(own, *passed)
-                ):
-                    self._hold(base, VALUE)
-            case ast.Attribute(value=base, attr="apply") if "model" in self.kinds(base):
-                code = [self.script.function_of(item) for item in call.args]
-                for arg in (arg for item in code if item is not None for arg in item.args.args):
-                    self.bound[arg] |= {"model"}
-        match call.func:
-            case ast.Attribute(value=base, attr="append" | "extend" | "add" | "update" | "insert"):
+            case ast.Call(func=ast.Attribute(value=base, attr=name)) if name in NAMES["mutators"]:
                 if not self.kinds(base) & HANDLES:
                     self._hold(base, self._given(call))
-        named = isinstance(call.func, ast.Name) or self.is_part(call.func, callee)
-        if "model" in callee and named:
+        if "model" in callee and (
+            isinstance(call.func, ast.Name) or self.is_part(call.func, callee)
+        ):
             for forward in self._model_methods("forward", "call", "__call__"):
-                for arg, kinds in zip(forward.args.args[1:], passed, strict=False):
+                for arg, item in zip(forward.args.args[1:], call.args, strict=False):
+                    kinds = self.kinds(item)
                     # What is computed of several records stays so in the result of the call.
                     self.bound[arg] |= (kinds - SECRETS) | {"rows"} if kinds & SECRETS else kinds
 
+    def _returns(self, function: ast.AST) -> list[ast.expr | None]:
+        """Return what a function of this file returns, in the order of the text."""
+        inside = (part for part in ast.walk(function) if isinstance(part, ast.Return))
+        return [part.value for part in inside if self.script.scope_of(part) is function]
+
     def _given(self, call: ast.Call) -> Kinds:
         return frozenset().union(*map(self.kinds, self._arguments(call)))
-
-    def _change_argument(self, function: ast.FunctionDef, arg: ast.arg, item: ast.expr) -> None:
-        """Note what a function of this file puts into the object of an argument."""
-        made = self.script.bindings.get((function, arg.arg), [])
-        changes = [
-            self.bound[place.node] for place in made
-            if isinstance(self.script.parents[place.node], ast.AugAssign)
-        ]  # fmt: skip
-        put = frozenset().union(*changes, self.held[function, arg.arg])
-        if "value" in put and isinstance(item, ast.Name):
-            self._hold(item, VALUE)
 
     def _give_defaults(self, spec: ast.arguments) -> None:
         """Give parameters the kinds of their defaults, and Keras' logs those of values."""
@@ -354,15 +312,6 @@ class ObjectKinds:
             for method in self.script.functions.get(name, ())
             if self.is_model_class(self.script.parents[method])
         ]
-
-    def _called(self, function: ast.expr) -> list[ast.FunctionDef]:
-        """Return the methods that a call of an object of this file's classes may run."""
-        if isinstance(function, ast.Name) and all(
-            isinstance(item.node, ast.FunctionDef | ast.ClassDef | ast.alias)
-            for item in self.script.bindings_of(function)
-        ):
-            return []
-        return self.script.functions.get("__call__", [])
 
     def functions(self, function: ast.expr) -> list[ast.FunctionDef]:
         """Return the functions, methods and constructors of this file that a call may run."""
@@ -452,23 +401,12 @@ class ObjectKinds:
     def _of_comprehension(self, node: ast.AST, element: ast.expr) -> Kinds:
         made = self.kinds(element)
         loops = node.generators  # type: ignore[attr-defined]
-        over = frozenset().union(*(self.kinds(loop.iter) for loop in loops))
-        tests = frozenset().union(*(self.kinds(test) for loop in loops for test in loop.ifs))
-        if not tests & SECRETS and len(loops) == 1 and self._keeps_lot(loops[0].iter, over, made):
-            return frozenset({"lot"})
-        sliced = any(isinstance(part, ast.Slice) for part in ast.walk(element))
-        if made & SECRETS and ((over | tests) & SECRETS or sliced):
-            return VALUE
-        if tests & SECRETS and not made:
-            return VALUE
+        taken = [*(loop.iter for loop in loops), *(test for loop in loops for test in loop.ifs)]
+        if frozenset().union(*map(self.kinds, taken)) & SECRETS or any(
+            isinstance(part, ast.Slice) for part in ast.walk(element)
+        ):
+            return VALUE if made & SECRETS or any(loop.ifs for loop in loops) else made
         return made
-
-    def _keeps_lot(self, iterable: ast.expr, over: Kinds, made: Kinds) -> bool:
-        """Whether what is made of each part of a lot is one row for each record again."""
-        match iterable:
-            case ast.Call(func=ast.Attribute(value=base, attr="items" | "values")):
-                over = self.kinds(base)
-        return over == {"lot"} and bool(made) and made <= {"rows", "lot"}
 
     def _of_name(self, node: ast.Name) -> Kinds:
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
@@ -538,37 +476,25 @@ class ObjectKinds:
         around = self.script.ancestors(node) if isinstance(node, ast.arg) else ()
         return next((outer for outer in around if isinstance(outer, FUNCTIONS)), None)
 
-    def runs_before(self, use: ast.AST) -> bool:
+    def runs_before(self, use: ast.AST, depth: int = 0) -> bool:
         """Whether a use may run before the private call."""
-        scope = self.script.scope_of(use)
-        if self.call in self.script.ancestors(use):
+        script, scope = self.script, self.script.scope_of(use)
+        if self.call in script.ancestors(use):
             return True
-        if scope is self.script.scope_of(self.private):
+        if scope in (script.scope_of(self.private), script.tree):
             return getattr(use, "lineno", 0) < self.private.lineno
-        return any(outer in self._early for outer in (scope, *self.script.ancestors(use)))
-
-    @cached_property
-    def _early(self) -> set[ast.AST]:
-        """The functions that are called before the private call, by what stands before it."""
-        script, early = self.script, set[ast.AST]()
-        around = {script.scope_of(self.private), script.tree}
-        todo = [
-            call
-            for call in script.calls
-            if script.scope_of(call) in around and call.lineno < self.private.lineno
-        ]
-        while todo:
-            for function in self.functions(todo.pop().func):
-                if function not in early and function not in script.ancestors(self.private):
-                    early.add(function)
-                    todo += [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-        return early
+        owner = script.parents[scope]
+        name = getattr(scope, "name", "")
+        if isinstance(owner, ast.ClassDef) and name == "__init__":
+            name = owner.name
+        calls = script.calls_to(name)
+        return depth < MAX_DEPTH and any(self.runs_before(call, depth + 1) for call in calls)
 
     def _of_attribute(self, node: ast.Attribute) -> Kinds:
         base, name = self.kinds(node.value), node.attr
         if name in ("__name__", "__class__"):
             return NOTHING
-        stores = self.script.stores_of_attribute(name, node)
+        stores = self.script.stored_attributes.get(name, [])
         made = [Binding(item) for item in stores]
         own = frozenset().union(
             *(self.bound[item.node] for item in self._after_private_call(node, made))
@@ -589,8 +515,6 @@ class ObjectKinds:
             return own | ({"model"} if not own or name in ("weight", "bias") else NOTHING)
         if "engine" in base:
             return own | {"engine"}
-        if name in NAMES["told_again"] and self.script.comes_from(node, NAMES["telling_packages"]):
-            return own | (VALUE if self.writes_values else NOTHING)
         return own
 
     def _of_item(self, base: Kinds, index: ast.expr) -> Kinds:
@@ -615,8 +539,6 @@ class ObjectKinds:
             return NOTHING
         if self.sources.reads(call):
             return frozenset({"data"})
-        if (read := self._of_file(call)) is not None:
-            return read
         passed = [self.kinds(item) for item in self._arguments(call)]
         function = call.func
         own = self.functions(function)
@@ -629,29 +551,10 @@ class ObjectKinds:
         if self.is_part(function, callee):
             return self._of_model(callee, passed)
         if own:
-            parts = [part for item in own for part in self.returned.get(item, ())]
-            return frozenset().union(*parts)
+            return frozenset().union(*(self.returned[item] for item in own))
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, passed)
         return self._of_model(callee, passed) or self._of_function(call, passed)
-
-    def _of_file(self, call: ast.Call) -> Kinds | None:
-        """Return what a file has that the script may have written."""
-        name = last_name(call.func)
-        mode = next(iter(call.args[1:]), keywords_of(call).get("mode"))
-        writes = name == "open" and not str(getattr(mode, "value", "r")).startswith("r")
-        reads = name in NAMES["file_readers"] and not writes
-        if not (reads or name in NAMES["file_facts"] or name in NAMES["log_readers"]):
-            return None
-        return VALUE if self.writes_values and not self._only_runs_before(call) else None
-
-    def _only_runs_before(self, node: ast.AST) -> bool:
-        """Whether what stands before the private call alone runs a node, as to read settings."""
-        scope = self.script.scope_of(node)
-        if isinstance(scope, ast.FunctionDef) and scope not in self.script.ancestors(self.private):
-            calls = self.script.calls_to(scope.name)
-            return bool(calls) and all(map(self.runs_before, calls))
-        return self.runs_before(node)
 
     def is_part(self, function: ast.expr, callee: Kinds) -> bool:
         """Whether a called attribute is a layer or loss that the script stored there."""
@@ -667,8 +570,7 @@ class ObjectKinds:
             forward = self._model_methods("forward", "call", "__call__")
             made_of_it = computed(*passed) & SECRETS
             if forward and made_of_it:
-                parts = [part for item in forward for part in self.returned.get(item, ())]
-                made_of_it |= frozenset().union(*parts) & {"value"}
+                made_of_it |= frozenset().union(*(self.returned[f] for f in forward)) & VALUE
             if made_of_it == {"lot"}:
                 return frozenset({"rows"})
             return made_of_it
@@ -762,14 +664,9 @@ class ObjectKinds:
         """Whether a part of the data is chosen by indices that may repeat."""
         if last_name(call.func) != "Subset" or len(call.args) < 2:
             return False
-        index: ast.expr | None = call.args[1]
-        for _ in range(5):
-            if isinstance(index, ast.Name):
-                index = self.script.value_of(index)
-            elif isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice):
-                index = index.value
-            elif isinstance(index, ast.Call) and last_name(index.func) in ("list", "tolist"):
-                index = next(iter(index.args), getattr(index.func, "value", None))
+        index: ast.AST | None = self.values.origin_of(call.args[1])
+        while isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice):
+            index = self.values.origin_of(index.value)
         return not isinstance(index, ast.Call) or last_name(index.func) not in NAMES["distinct"]
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:
@@ -860,9 +757,25 @@ def is_writer(call: ast.Call) -> bool:
     return name in NAMES["writers"] or (name == "print" and "file" in keywords_of(call))
 
 
-def _is_told(call: ast.Call) -> bool:
-    """Whether a call gives values to what tells them again."""
-    return is_writer(call) or last_name(call.func) in NAMES["trackers"]
+def is_own(kinds: ObjectKinds, call: ast.Call) -> bool:
+    """Whether a call runs functions or classes of this file alone, whose uses are read."""
+    function = call.func
+    if isinstance(function, ast.Name):
+        made = [item.node for item in kinds.script.bindings_of(function)]
+        return bool(made) and all(isinstance(item, ast.FunctionDef | ast.ClassDef) for item in made)
+    base = kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
+    return bool(kinds.functions(function)) and base <= {"model", "holder", "data"}
+
+
+def is_imported(script: Script, nodes: list[ast.expr]) -> bool:
+    """Whether one of several expressions is, or is a part of, what an import binds."""
+    roots = [root_of(node) for node in nodes]
+    return any(
+        isinstance(item.node, ast.alias)
+        for root in roots
+        if isinstance(root, ast.Name)
+        for item in script.bindings_of(root)
+    )
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.AST]]:

@@ -30,12 +30,10 @@ from affidavit.importers.scripts.step_count import (
     count_passes,
     enclosing_loops,
     optimizer_steps,
-    passes_around,
     runs_once,
 )
 from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
 from affidavit.importers.scripts.use_table import SECRETS
-from affidavit.importers.scripts.values import Unreadable
 from affidavit.plan import MalformedPlan
 
 ARGUMENTS = frozenset(NAMES["opacus_arguments"])
@@ -181,26 +179,8 @@ class OpacusPlanReader(ScriptPlanReader):
 
         Raises ``Unreadable``.
         """
-        if find_import(self.script, LIGHTNING) is not None and not optimizer_steps(self.values):
-            return self._trainer_passes()
         own = count_passes(self.values)
         return ("epochs" if own.is_epochs else "steps"), own.count, own.line
-
-    def _trainer_passes(self) -> tuple[str, float, int]:
-        """Return the epochs of Lightning's only ``Trainer(max_epochs=...).fit()``.
-
-        Raises ``Unreadable``.
-        """
-        trainers, fits = self.script.calls_to("Trainer"), self.script.calls_to("fit")
-        if len(trainers) != 1 or len(fits) != 1:
-            where = fits[-1] if fits else self.call
-            what = "fit() is called" if len(trainers) == 1 else "a Trainer is made"
-            count = len(fits if len(trainers) == 1 else trainers)
-            raise Unreadable(where, f"{what} {count} times in this file")
-        epochs = self.values.known_value(keywords_of(trainers[0]).get("max_epochs"))
-        if not isinstance(epochs, int) or epochs < 1:
-            raise Unreadable(trainers[0], "its max_epochs cannot be determined")
-        return "epochs", epochs * passes_around(self.values, fits[0]).count, trainers[0].lineno
 
     def add_notes(self) -> None:
         """Add the notes that depend on what was read."""

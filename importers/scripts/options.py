@@ -13,7 +13,6 @@ from typing import Any
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import option_name
-from affidavit.importers.scripts.modules import module_of, read_local_import
 from affidavit.importers.scripts.settings_files import (
     read_settings_file,
 )
@@ -55,8 +54,6 @@ def read_argparse(values: Evaluator, call: ast.Call) -> Any:
     if call.args or call.keywords:
         raise Unreadable(call, "it parses other arguments than the command line")
     partial = call.func.attr == "parse_known_args"
-    if (built := _parser_builder(values, call)) is not None:
-        values, call = built
     script = values.script
     _require_plain_parser(values, call)
     declared: dict[str, Any] = {}
@@ -67,72 +64,39 @@ def read_argparse(values: Evaluator, call: ast.Call) -> Any:
         declared[name] = (
             Unreadable(item, f"the option {name} is declared twice")
             if name in declared
-            else _OptionDefault(values, item).value(name)
+            else _option_default(values, item, name)
         )
     record = Record("options", declared)
     return [record, Unreadable(call, "unknown")] if partial else record
 
 
-def _parser_builder(values: Evaluator, call: ast.Call) -> tuple[Evaluator, ast.Call] | None:
-    """Return the ``parse_args`` call for a parser that a function builds, and its evaluator."""
-    parser = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    made = values.script.value_of(parser) if isinstance(parser, ast.Name) else parser
-    origin = module_of(values, made.func) if isinstance(made, ast.Call) else None
-    if isinstance(made, ast.Call) and values.script.function_of(made.func) is not None:
-        origin = values, last_name(made.func) or ""
-    if origin is None or len(values.script.reads_of(getattr(parser, "id", None))) > 1:
-        return None
-    inner, name = origin
-    function = inner.script.function_of(ast.Name(name, ast.Load()))
-    returned = (
-        None if function is None else inner.returned_expression(ast.Call(ast.Name(name), [], []))
-    )
-    if not isinstance(returned, ast.Name):
-        return None
-    return inner, ast.Call(ast.Attribute(returned, "parse_args"), [], [])
-
-
-class _OptionDefault:
-    """The default of an ``add_argument``."""
-
-    def __init__(self, values: Evaluator, call: ast.Call) -> None:
-        self.values, self.call = values, call
-        self.arguments = keywords_of(call)
-
-    def value(self, name: str) -> Any:
-        positional = [str(arg.value) for arg in self.call.args if isinstance(arg, ast.Constant)]
-        value = self._written(name, positional)
-        launches = (self.values.main_script or self.values.script).launches.settings
-        calls = self.values.script.calls_to("add_argument")
-        others = {
-            option_name(str(getattr(arg, "value", ""))) for call in calls for arg in call.args
-        }
-        short = [key for key in launches if len(key) > 1 and name.startswith(key)
-                 and key not in others]  # fmt: skip
-        return self.values.launch_override(value, name, *positional, *short) or value
-
-    def _written(self, name: str, positional: list[str]) -> Any:
-        optional = all(item.startswith("-") for item in positional)
-        required = self.values.known_value(self.arguments.get("required")) not in (None, False)
-        action = self.values.known_value(self.arguments.get("action"))
-        if not optional or required:
-            return Unreadable(self.call, f"{name} must be given on the command line")
-        if action in ("store_true", "store_false") and "default" not in self.arguments:
-            return action == "store_false"
-        if "default" not in self.arguments:
-            return Unreadable(self.call, f"the option {name} has no default")
-        value = self.values.try_evaluate(self.arguments["default"])
-        if not isinstance(value, str) or "type" not in self.arguments:
-            return value
-        # argparse gives the default's text to ``type``.
-        kind = self.arguments["type"]
-        if isinstance(kind, ast.Name) and kind.id == "str":
-            return value
-        if isinstance(kind, ast.Name) and kind.id in ("float", "int"):
-            return self.values.try_evaluate(
-                ast.Call(func=kind, args=[ast.Constant(value)], keywords=[])
-            )
-        return Unreadable(self.call, f"the option {name} is converted by a function")
+def _option_default(values: Evaluator, call: ast.Call, name: str) -> Any:
+    """Return the default of an ``add_argument``, or why it is not what runs."""
+    script = values.script
+    positional = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant)]
+    every = script.calls_to("add_argument")
+    others = {option_name(str(getattr(arg, "value", ""))) for one in every for arg in one.args}
+    short = [key for key in script.launches.settings if len(key) > 1 and name.startswith(key)
+             and key not in others]  # fmt: skip
+    if (reason := values.launch_override(name, *positional, *short)) is not None:
+        return reason
+    named = keywords_of(call)
+    required = values.known_value(named.get("required")) not in (None, False)
+    action = values.known_value(named.get("action"))
+    if required or not all(item.startswith("-") for item in positional):
+        return Unreadable(call, f"{name} must be given on the command line")
+    if action in ("store_true", "store_false") and "default" not in named:
+        return action == "store_false"
+    if "default" not in named:
+        return Unreadable(call, f"the option {name} has no default")
+    value = values.try_evaluate(named["default"])
+    kind = named.get("type")
+    if not isinstance(value, str) or kind is None or getattr(kind, "id", "") == "str":
+        return value
+    # argparse gives the default's text to ``type``.
+    if isinstance(kind, ast.Name) and kind.id in ("float", "int"):
+        return values.try_evaluate(ast.Call(func=kind, args=[ast.Constant(value)], keywords=[]))
+    return Unreadable(call, f"the option {name} is converted by a function")
 
 
 def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
@@ -248,11 +212,9 @@ def read_instance(values: Evaluator, call: ast.Call) -> Any:
         if name not in NAMESPACE_CLASSES or call.args:
             return None
         return Record("class", NAMESPACE_CLASSES[name] | _keyword_values(values, call))
-    fields, order = _class_fields(values, node), _field_order(values.script, node)
-    if any(isinstance(item, ast.Starred) for item in call.args) or len(call.args) > len(order):
+    if call.args:
         raise Unreadable(call, "it has arguments without a name")
-    placed = dict(zip(order, map(values.try_evaluate, call.args), strict=False))
-    return Record("class", fields | placed | _keyword_values(values, call))
+    return Record("class", _class_fields(values, node) | _keyword_values(values, call))
 
 
 def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
@@ -267,16 +229,6 @@ def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
             raise Unreadable(call, "it has arguments without a name")
         named |= record.fields
     return named
-
-
-def _field_order(script: Script, node: ast.ClassDef) -> list[str]:
-    """Return the fields of a dataclass in the order of its positional arguments."""
-    parents = (_class_named(script, base) for base in node.bases)
-    names = [
-        name for parent in parents if parent is not None for name in _field_order(script, parent)
-    ]
-    own = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
-    return list(dict.fromkeys([*names, *(last_name(target) or "" for target in own)]))
 
 
 def _class_named(script: Script, function: ast.expr) -> ast.ClassDef | None:
@@ -300,8 +252,6 @@ def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
         parent = _class_named(values.script, base)
         if parent is not None:
             fields |= _class_fields(values, parent)
-        elif isinstance(made := values.try_evaluate(base), Record) and made.kind == "class":
-            fields |= made.fields  # of another module
         elif last_name(base) not in ("object", "NamedTuple", "BaseModel", "TrainingArguments"):
             raise Unreadable(base, "its base class is not in this file")
     for item in node.body:
@@ -396,7 +346,6 @@ READERS = (
     read_environment,
     read_settings_file,
     read_dataset_length,
-    read_local_import,
     read_instance,
 )
 """All readers, in the order in which they are tried."""

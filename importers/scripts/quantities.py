@@ -12,7 +12,6 @@ from affidavit.importers.libraries import Call, Library
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import is_number, not_imported
 from affidavit.importers.scripts.conditions import exclude_each_other
-from affidavit.importers.scripts.modules import leaves_unchanged
 from affidavit.importers.scripts.options import READERS
 from affidavit.importers.scripts.step_count import optimizer_steps, passes_around
 from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, unpacks
@@ -36,7 +35,7 @@ class Quantities:
     def __init__(self, library: Library, script: Script, call: ast.Call) -> None:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
-        self.values = Evaluator(script, READERS, leaves_unchanged=leaves_unchanged)
+        self.values = Evaluator(script, READERS)
         self.arguments = arguments_of(
             self.values.with_unpacked_keywords(call), library.private, self.kind
         )

@@ -43,72 +43,67 @@ class RecordSources:
                             self.add(item, depth + 1)
                     else:
                         self.add(self._value_at(place), depth + 1)
-            case ast.Call(func=function):
-                use = find_function(self.script, node)
-                if use is not None and "data" in use.gives:
-                    last = last_name(function) in ("Subset", "random_split")
-                    for item in node.args[: 1 if last else None]:
-                        self.add(item, depth + 1)
-                    for key in ("dataset", "data_loader", "train_dataset"):
-                        self.add(keywords_of(node).get(key), depth + 1)
-                    named = (part for item in node.args[:1] for part in ast.walk(item))
-                    if node.args and not any(isinstance(p, ast.Name | ast.Call) for p in named):
-                        self.calls[node] = None  # of literals
-                elif use is not None and use.gives in ("same", "each"):
-                    for item in node.args[:1]:
-                        self.add(item, depth + 1)
-                elif (made := self.values.returned_expression(node)) is not node:
-                    self.add(made, depth + 1)
-                elif self._binds(root_of(function)) is None and isinstance(function, ast.Attribute):
-                    self.add(function.value, depth + 1)  # x.float()
-                else:
-                    if last_name(function) not in ("range", "len", "trange"):
-                        parts = list(filter(self._may_hold_records, node.args))
-                        for item in parts:
-                            self.add(item, depth + 1)
-                        if not parts:
-                            self.calls[node] = None
-            case ast.Subscript(value=value) | ast.Starred(value=value):
+            case ast.Call():
+                for item in self._parts(node):
+                    self.add(item, depth + 1)
+            case ast.Subscript(value=value):
                 self.add(value, depth + 1)
-            case ast.BinOp(left=left, right=right):
-                self.add(left, depth + 1)
-                self.add(right, depth + 1)
-            case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                for part in parts:
+            case ast.BinOp() | ast.List() | ast.Tuple() | ast.Starred():
+                for part in ast.iter_child_nodes(node):
                     self.add(part, depth + 1)
             case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
-                for loop in loops:
-                    if self._may_hold_records(loop.iter):
-                        self.add(loop.iter, depth + 1)
+                for loop in filter(lambda loop: self._may_hold_records(loop.iter), loops):
+                    self.add(loop.iter, depth + 1)
             case ast.IfExp(body=body, orelse=other):
                 self.add(body, depth + 1)
                 self.add(other, depth + 1)
 
+    def _parts(self, call: ast.Call) -> list[ast.expr]:
+        """Return what the records that a call returns are made of; else note that it reads them."""
+        use, name, function = find_function(self.script, call), last_name(call.func), call.func
+        if use is not None and "data" in use.gives:
+            named = keywords_of(call)
+            keys = [key for key in ("dataset", "data_loader", "train_dataset") if key in named]
+            literal = not any(isinstance(part, ast.Name | ast.Call)
+                              for item in call.args[:1] for part in ast.walk(item))  # fmt: skip
+            if call.args and literal:
+                self.calls[call] = None
+            whole = name not in ("Subset", "random_split")
+            return [*call.args[: None if whole else 1], *(named[key] for key in keys)]
+        if use is not None and use.gives in ("same", "each"):
+            return call.args[:1]
+        if (made := self.values.returned_expression(call)) is not call:
+            return [made]
+        if self._binds(root_of(function)) is None and isinstance(function, ast.Attribute):
+            return [function.value]  # x.float()
+        if name in ("range", "len", "trange"):
+            return []
+        parts = list(filter(self._may_hold_records, call.args))
+        if not parts:
+            self.calls[call] = None
+        return parts
+
     def _may_hold_records(self, node: ast.expr) -> bool:
         """Whether an argument of what makes the data may itself be data: no option or path."""
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            node = node.left
-        if isinstance(node, ast.Call):
-            own = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-            imported = self.script.comes_from(node.func, ("os", "pathlib"))
-            return not imported and any(
-                isinstance(part, ast.Name) and self._may_hold_records(part)
-                and self._binds(part) is None for part in [*own, *node.args]
-            )  # fmt: skip
-        if isinstance(node, ast.List | ast.Tuple):
-            return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in node.elts)
-        if isinstance(node, ast.ListComp | ast.GeneratorExp):
-            return any(self._may_hold_records(loop.iter) for loop in node.generators)
-        if not isinstance(node, ast.Name | ast.Subscript) or self.values.known_value(node):
-            return False
-        root = node.value if isinstance(node, ast.Subscript) else node
-        made = (
-            [item.value for item in self.script.bindings_of(root)]
-            if isinstance(root, ast.Name)
-            else []
-        )
-        calls = [item for item in made if isinstance(item, ast.Call)]
-        return not any("parse" in (last_name(item.func) or "") for item in calls)
+        match node:
+            case ast.BinOp(left=inner, op=ast.Mult()):
+                return self._may_hold_records(inner)
+            case ast.Call(func=function, args=args):
+                own = [function.value] if isinstance(function, ast.Attribute) else []
+                names = [part for part in [*own, *args] if isinstance(part, ast.Name)]
+                imported = self.script.comes_from(function, ("os", "pathlib"))
+                assigned = (part for part in names if self._binds(part) is None)
+                return not imported and any(map(self._may_hold_records, assigned))
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in items)
+            case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
+                return any(self._may_hold_records(loop.iter) for loop in loops)
+            case ast.Name() | ast.Subscript() if not self.values.known_value(node):
+                root = node.value if isinstance(node, ast.Subscript) else node
+                bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
+                makers = (getattr(item.value, "func", root) for item in bound)
+                return not any("parse" in (last_name(maker) or "") for maker in makers)
+        return False
 
     def _binds(self, root: ast.expr) -> bool | None:
         """Whether a name is imported or defined, or None if a value is assigned to it."""
@@ -118,7 +113,7 @@ class RecordSources:
 
     def _places(self, node: ast.expr) -> list[ast.AST]:
         if isinstance(node, ast.Attribute):
-            return list(self.script.stores_of_attribute(node.attr, node))
+            return list(self.script.stored_attributes.get(node.attr, []))
         return (
             [item.node for item in self.script.bindings_of(node)]
             if isinstance(node, ast.Name)

@@ -1,7 +1,7 @@
 """Ask about code of the script that prepares single records, and may take or keep others.
 
 That is what is passed as a transform or mapped over the records, and what a data set of the
-script's own does. Code is only understood if it uses nothing but its own names, and packages.
+script's own does. Only functions of packages are understood.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.object_kinds import ObjectKinds
-from affidavit.importers.scripts.syntax import FUNCTIONS, Script, last_name, package_of
+from affidavit.importers.scripts.syntax import Script, package_of
 from affidavit.importers.scripts.use_table import SECRETS
 
 WHY = "a row may be made of other records than its own"
@@ -48,23 +48,21 @@ def open_uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
             if part in seen:
                 continue
             seen.add(part)
-            if isinstance(part, ast.Lambda) and not _is_plain(script, part):
+            if isinstance(part, ast.Lambda):
                 yield part, WHY
             if not isinstance(part, ast.Name) or not _is_code(script, part):
                 continue
             for bound in script.bindings_of(part):
-                origin = script.import_origin(bound)[0] or ""
-                match bound.node:
-                    case ast.FunctionDef():
-                        if not _is_plain(script, bound.node):
-                            yield bound.node, WHY
-                    case ast.ClassDef():
-                        yield bound.node, WHY
-                    case ast.alias() if package_of(origin) not in NAMES["transform_packages"]:
-                        if part not in of_sources:
-                            yield part, WHY
-                    case _ if bound.value is not None and part not in of_sources:
-                        todo.append(bound.value)
+                origin = package_of(script.import_origin(bound)[0] or "")
+                if isinstance(bound.node, ast.FunctionDef | ast.ClassDef):
+                    yield part, WHY
+                elif part in of_sources:
+                    continue
+                elif isinstance(bound.node, ast.alias):
+                    if origin not in NAMES["transform_packages"]:
+                        yield part, WHY
+                elif bound.value is not None:
+                    todo.append(bound.value)
     for method in script.functions.get("__getitem__", ()):
         yield method, WHY
 
@@ -79,27 +77,3 @@ def _is_code(script: Script, name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Load) and (
         called or (outer is name and not isinstance(call, ast.Subscript))
     )
-
-
-def _is_plain(script: Script, function: ast.AST) -> bool:
-    """Whether a function reads its own names and packages alone, and puts nothing into others."""
-    scopes = {part for part in ast.walk(function) if isinstance(part, FUNCTIONS)}
-    for part in ast.walk(function):
-        match part:
-            case ast.Name(id=name, ctx=ast.Load()):
-                scope, bindings = script.resolve(name, script.scope_of(part))
-                if scope not in scopes and not all(
-                    isinstance(item.node, ast.alias) or isinstance(item.value, ast.Constant)
-                    for item in bindings
-                ):
-                    return False
-            case (
-                ast.Global()
-                | ast.Nonlocal()
-                | ast.Attribute(ctx=ast.Store())
-                | ast.Subscript(ctx=ast.Store())
-            ):
-                return False
-            case ast.Call(func=ast.Attribute() as method) if last_name(method) in NAMES["mutators"]:
-                return False
-    return True

@@ -6,7 +6,6 @@ A value of one lot stays so along axes that are surely not that of the records.
 from __future__ import annotations
 
 import ast
-import re
 
 from affidavit.importers.scripts.syntax import keywords_of, last_name
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, find_method
@@ -15,8 +14,6 @@ Kinds = frozenset[str]
 NOTHING: Kinds = frozenset()
 UNDEFINED: Kinds = frozenset({"undefined"})
 """A name that nothing binds: an error when it runs, or what a part of a script leaves out."""
-SHAPE_OF_ROW = re.compile(r"[(\[]?(?:[\d, ]+|self\.(?!shape)\w+|\w+\.shape\[-1\]),?[)\]]?")
-"""A shape that is written out, or leaves out the number of records."""
 VALUE: Kinds = frozenset({"value"})
 
 
@@ -89,8 +86,6 @@ def method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
                 or size == "-1"
                 or (size.startswith("len(") or size.endswith(("shape[0]", "size(0)")))
             )
-        case "permute":
-            keeps = getattr(first, "value", None) == 0
         case _:
             keeps = True
     return made if keeps else VALUE
@@ -98,20 +93,13 @@ def method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
 
 def along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     """Keep rows that are computed along another axis than the first."""
-    name, rest = last_name(call.func), call.args[place:]
-    if name == "layer_norm":
-        shape = keywords_of(call).get("normalized_shape", next(iter(rest), None))
-        text = "" if shape is None else ast.unparse(shape)
-        return made if SHAPE_OF_ROW.fullmatch(text) else VALUE
-    if name in ("chunk", "split", "norm", "normalize"):
-        rest = rest[1:]  # after the number of parts, or the power
-    axis = keywords_of(call).get("dim", keywords_of(call).get("axis", next(iter(rest), None)))
-    if axis is None and name != "normalize":
-        sums = name in ("mean", "sum")
+    named = keywords_of(call)
+    axis = named.get("dim", named.get("axis", next(iter(call.args[place:]), None)))
+    if axis is None:
+        sums = last_name(call.func) in ("mean", "sum")
         return made if made <= {"model"} or (sums and made <= {"loss", "model"}) else VALUE
-    axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [] if axis is None else [axis]
-    known = all(map(is_later_axis, [*axes, *rest] if name == "transpose" else axes))
-    return made if known and "loss" not in made else VALUE
+    axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [axis]
+    return made if all(map(is_later_axis, axes)) and "loss" not in made else VALUE
 
 
 def is_later_axis(axis: ast.expr | None) -> bool:

@@ -44,7 +44,7 @@ def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
 
 def read_settings(values: Evaluator, node: ast.AST, name: str) -> Any:
     """Read a JSON or YAML file beside the script; raises ``Unreadable``."""
-    text = read_nearby_text(values, node, name)
+    text = read_nearby_text(values.script.folder, node, name)
     try:
         document = json.loads(text) if name.endswith(".json") else yaml_of(text)
     except (ValueError, RecursionError) as error:
@@ -69,11 +69,8 @@ def _is_small(document: Any) -> bool:
     return True
 
 
-def read_nearby_text(
-    values: Evaluator, node: ast.AST, name: str, folder: Path | None = None
-) -> str:
+def read_nearby_text(folder: Path | None, node: ast.AST, name: str) -> str:
     """Read a file beside the script, within the current folder; raises ``Unreadable``."""
-    folder = folder or (values.main_script or values.script).folder
     if folder is None:
         raise Unreadable(node, f"{name} cannot be read from here")
     try:

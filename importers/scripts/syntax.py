@@ -52,10 +52,6 @@ class Script:
     parents: dict[ast.AST, ast.AST] = field(init=False)
     shared_definitions: set[ast.AST] = field(init=False, default_factory=set)
     """Definitions that lead to the private call, if several files run it."""
-    modules: dict[tuple[Script, ast.alias], tuple[Script, bool] | None] = field(
-        init=False, default_factory=dict
-    )
-    """Cache of the repository modules that imports load when this script runs."""
 
     def __post_init__(self) -> None:
         self.nodes, self.parents = _nodes_and_parents(self.tree)
@@ -64,11 +60,6 @@ class Script:
     def launches(self) -> Launches:
         """Options and environment variables that shell scripts set when they run this script."""
         return read_launches(self.folder, self.name)
-
-    @cached_property
-    def aliases(self) -> list[ast.alias]:
-        """All names that imports name."""
-        return [node for node in self.nodes if isinstance(node, ast.alias)]
 
     @cached_property
     def calls(self) -> list[ast.Call]:
@@ -130,29 +121,25 @@ class Script:
         return table
 
     def stores_of_attribute(self, name: str, node: ast.AST) -> list[ast.Attribute]:
-        """Return where an attribute is set, as seen from ``node``.
-
-        Assignments to ``self`` in unrelated classes are excluded. Base classes count as related.
-        """
+        """Return where an attribute is set, but not of ``self`` in a class that is another."""
         own = self._class_around(node)
-        return [
-            store
-            for store in self.stored_attributes.get(name, [])
-            if None in (own, other := self._class_around(store))
-            or own is other
-            or not _is_name(store.value, "self")
-            or any(
-                self.defines_once(last_name(base) or "")
-                for owner in (own, other)
-                if owner is not None
-                for base in owner.bases
-            )
-        ]
+        stores = []
+        for store in self.stored_attributes.get(name, []):
+            other = self._class_around(store)
+            bases = [base for owner in (own, other) if owner is not None for base in owner.bases]
+            inherits = any(isinstance(getattr(self.binding_of(base), "node", None), ast.ClassDef)
+                           for base in bases)  # fmt: skip
+            if (
+                None in (own, other)
+                or own is other
+                or inherits
+                or not _is_name(store.value, "self")
+            ):
+                stores.append(store)
+        return stores
 
     def _class_around(self, node: ast.AST) -> ast.ClassDef | None:
-        return next(
-            (outer for outer in self.ancestors(node) if isinstance(outer, ast.ClassDef)), None
-        )
+        return next((o for o in self.ancestors(node) if isinstance(o, ast.ClassDef)), None)
 
     @cached_property
     def type_nodes(self) -> set[ast.AST]:
@@ -383,11 +370,6 @@ class Script:
             return False
         bindings = self.bindings_of(root)
         return any(package_of(self.import_origin(item)[0] or "") in modules for item in bindings)
-
-    def defines_once(self, name: str) -> bool:
-        """Whether the module defines a name exactly once, as a class or function."""
-        bindings = self.bindings.get((self.tree, name), [])
-        return len(bindings) == 1 and isinstance(bindings[0].node, ast.ClassDef | ast.FunctionDef)
 
     def references_to(self, function: ast.AST) -> list[ast.expr]:
         """Return all references to a function or method, or to a constructor's class."""

@@ -64,3 +64,13 @@ def find_function(script: Script, call: ast.Call) -> Use | None:
 def _is_in(path: str, modules: list[str]) -> bool:
     """Whether a dotted path contains one of these modules."""
     return any(f".{module}." in f".{path}." for module in modules)
+
+
+WORDS = {"private": "private optimiser", "optimizer": "optimiser", "data": "records",
+         "lots": "private loader", "lot": "lot", "rows": "lot", "value": "values of records",
+         "count": "size of a lot", "code": "function"}  # fmt: skip
+
+
+def words_of(kinds: frozenset[str]) -> str:
+    """Return the names of kinds in words."""
+    return " and ".join(dict.fromkeys(WORDS.get(kind, kind) for kind in sorted(kinds)))

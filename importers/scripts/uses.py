@@ -91,6 +91,8 @@ class Uses:
                 case ast.Assign(targets=targets, value=value):
                     yield from self.names.of_stores(targets, value)
                     continue
+                case ast.AugAssign(target=ast.Name() as target) if self.names.is_passed_lot(target):
+                    why = "it changes what is passed to it"
                 case (
                     ast.AugAssign(target=target, value=value)
                     | ast.AnnAssign(target=target, value=ast.expr() as value)

@@ -22,16 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.aliases import (
-    find_escape,
-    holder_names,
-)
+from affidavit.importers.scripts.aliases import find_change
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
-from affidavit.importers.scripts.launches import (
-    differs_from_yaml,
-    find_mention,
-    option_name,
-)
+from affidavit.importers.scripts.launches import find_mention, option_name
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
@@ -126,12 +119,6 @@ class Evaluator:
     """Whether a loop over a name is one pass over the private records."""
     read_literals: set[ast.Constant] = field(default_factory=set)
     """Literals that were read since the set was cleared."""
-    frames: dict[ast.AST, ast.Call] = field(default_factory=dict)
-    """The call of each function whose result is being evaluated."""
-    main_script: Script | None = None
-    """The script that runs, if ``script`` is one of its modules."""
-    leaves_unchanged: Callable[[Evaluator, ast.Call, str], bool] = lambda *_: False
-    """Whether a function of another file sets no attribute of this name."""
     _depth: int = 0
 
     def evaluate(self, node: ast.expr) -> Any:
@@ -405,25 +392,22 @@ class Evaluator:
         except Unreadable:
             return []
 
-    def launch_override(self, value: Any, *names: str) -> Unreadable | None:
-        """Return the launch script that overrides an option, if one does."""
-        script = self.main_script or self.script
-        launches = script.launches.settings
-        if (unread := script.launches.unread) is not None:
-            return Unreadable(self.script.tree, f"{unread} may set {names[0]}")
+    def launch_override(self, *names: str) -> Unreadable | None:
+        """Return which file of the repository may set an option or variable, if one does."""
+        script, launches = self.script, self.script.launches
+        if launches.unread is not None:
+            return Unreadable(script.tree, f"{launches.unread} may set {names[0]}")
         for key in map(option_name, names):
-            for text, where in launches.get(key, ()):
-                if differs_from_yaml(value, text):
-                    return Unreadable(self.script.tree, f"{where} sets {key} to {text}")
-            if key.startswith("$"):
-                read = [where for _, where in launches.get(key, ())]
-                if (file := find_mention(script.folder, script.name, key[1:], read)) is not None:
-                    return Unreadable(self.script.tree, f"{file} names {key} and may set it")
+            file = launches.settings.get(key)
+            if file is None and key.startswith("$"):
+                file = find_mention(script.folder, script.name, key[1:])
+            if file is not None:
+                return Unreadable(script.tree, f"{file} names {key} and may set it")
         return None
 
     def use_default(self, name: str, value: Any) -> Any:
         """Return and record the default of an option; raises ``Unreadable`` if it is overridden."""
-        reason = self.launch_override(value, name) or value
+        reason = self.launch_override(name) or value
         if isinstance(reason, Unreadable):
             raise reason
         self.defaults.add(name)
@@ -431,8 +415,6 @@ class Evaluator:
 
     def calls_of(self, function: ast.AST) -> list[ast.Call]:
         """Return the calls of a function; raises ``Unreadable`` if it is used in another way."""
-        if function in self.frames:
-            return [self.frames[function]]
         calls = []
         for use in self.script.references_to(function):
             call = self.script.parents[use]
@@ -509,16 +491,7 @@ class Evaluator:
             stored = {store for store in stored if getattr(store.value, "id", "") != "self"}
         if stored:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
-        where = find_escape(
-            script,
-            holder_names(value),
-            name,
-            methods=kind != "class",
-            elsewhere=lambda call: (
-                kind not in ITEM_RECORD_KINDS and self.leaves_unchanged(self, call, name)
-            ),
-        )
-        if where is not None:
+        if (where := find_change(script, value, name, items=kind != "class")) is not None:
             line = getattr(where, "lineno", "?")
             raise Unreadable(
                 node, f"line {line}: {source_text(where)} may change {source_text(value)}"
@@ -576,21 +549,9 @@ class Evaluator:
 
     def _call_result(self, node: ast.Call) -> Any:
         """Return the value that a plain function of this file returns."""
-        made, function = self.returned_expression(node), self.script.function_of(node.func)
-        if made is node or function is None:
+        if (made := self.returned_expression(node)) is node:
             raise Unreadable(node, "it is the result of a call that cannot be evaluated")
-        return self.evaluate_in_call(function, node, made)
-
-    def evaluate_in_call(self, function: ast.AST, call: ast.Call, node: ast.expr) -> Any:
-        """Evaluate an expression of a function for one of its calls; raises ``Unreadable``."""
-        before = self.frames.get(function)
-        self.frames[function] = call
-        try:
-            return self.evaluate(node)
-        finally:
-            del self.frames[function]
-            if before is not None:
-                self.frames[function] = before
+        return self.evaluate(made)
 
     def origin_of(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
         """Return what a name or attribute of ``self`` is bound to before private calls.

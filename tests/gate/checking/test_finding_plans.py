@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import os
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from affidavit.gate.checking.discovery import Candidate, Skipped, candidates
-from affidavit.importers.scripts import callers
+from affidavit.importers.scripts import repository
+from affidavit.importers.scripts.syntax import Script
 from affidavit.plan import MalformedPlan, digest_of
 
 WEAK = """\
@@ -253,10 +255,9 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
     assert "cannot read plans/hidden" in result["message"]
 
 
-def test_what_is_no_file_is_passed_over(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_file_is_passed_over(run: Any) -> None:
     os.mkfifo("pipe.py")
-    monkeypatch.setattr(callers, "_imports", lambda *_: ())
-    assert list(callers._imports_by_file()) == []
+    assert list(repository._others(Script(ast.parse(""), Path()))) == []
     os.mkfifo("pipe.yaml")
     Path("link.yaml").symlink_to("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")

@@ -23,29 +23,18 @@ LOADER = (
     "        cfg = yaml.safe_load(f)\n    return cfg\n"
 )
 PARSER = (
-    "import argparse\ndef build():\n    parser = argparse.ArgumentParser()\n"
-    "    parser.add_argument('-s', '--sigma', type=float, default=4.0)\n    return parser\n"
+    "import argparse\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('-s', '--sigma', type=float, default=4.0)\nargs = parser.parse_args()\n"
 )
 HYDRA = "import hydra\n@hydra.main(config_path='.', config_name='c')\ndef main(cfg):\n    o = "
 
 FORMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "a loader of this file": (LOADER + "o = ", "load()['dp']['sigma']", "", {"c.yaml": YAML}),
-    "a loader of another file": (
-        "from lib.io import load\no = ", "load('c.yaml')['dp']['sigma']", "",
-        {"c.yaml": YAML, "lib/io.py": LOADER},
-    ),
-    "a dataclass by position": (
-        "from config import Dp\ncfg = Dp(4.0)\no = ", "cfg.sigma", "",
-        {"config.py": DATACLASS.replace("= 4.0", "= 9.0")},
-    ),
     "a dictionary as arguments": (
         DATACLASS.replace("= 4.0", "= 9.0") + "cfg = Dp(**{'sigma': 4.0})\no = ", "cfg.sigma", "",
         {},
     ),
-    "a parser of another file": (
-        "from options import build\nargs = build().parse_args()\no = ", "args.sigma", "",
-        {"options.py": PARSER},
-    ),
+    "a parser": (PARSER + "o = ", "args.sigma", "", {}),
     "an item that a package has too": (
         LOADER.replace("c.yaml", "o.yaml") + "import torch\ntorch.optim.SGD(p)\no = ",
         "load()['optim']['sigma']", "", {"o.yaml": YAML.replace("dp", "optim")},
@@ -94,6 +83,7 @@ OTHERS = {
     "a structured config": (
         DATACLASS + "cs.store(name='c', node=Config)\n" + HYDRA, "cfg.dp.sigma", "main()\n",
     ),
+    "a value of another file": ("from config import SIGMA\no = ", "SIGMA", ""),
     "what typer runs": (
         "import typer\napp = typer.Typer()\n@app.command()\n"
         "def main(sigma: float = typer.Option(4.0)):\n    o = ", "sigma", "app()\n",
@@ -113,6 +103,7 @@ OTHERS = {
 def test_settings_of_other_frameworks_are_asked(form: str) -> None:
     before, noise, after = OTHERS[form]
     Path("c.yaml").write_text(YAML)
+    Path("config.py").write_text("SIGMA = 4.0\n")
     with pytest.raises(MalformedPlan, match="noise_multiplier"):
         importer.read((HEAD + before + USE.format(noise=noise) + after).encode(), Path())
 
@@ -122,44 +113,28 @@ def test_a_number_is_read_from_where_it_is(form: str) -> None:
     assert noise_of(form) == 4.0
 
 
-@pytest.mark.parametrize(
-    ("form", "old", "new"),
-    [
-        ("a loader of another file", "    return cfg", "    cfg['dp'] = 1\n    return cfg"),
-        ("a loader of another file", "    return cfg", "    cfg.update(x)\n    return cfg"),
-        ("a loader of another file", "    return cfg", "    weaken(cfg)\n    return cfg"),
-        ("a dataclass by position", "= 9.0\n",
-         "= 9.0\n    def __post_init__(self):\n        self.sigma = 1\n"),
-        ("a parser of another file", "    return parser",
-         "    parser.set_defaults(sigma=1)\n    return parser"),
-    ],
-)  # fmt: skip
-def test_what_a_module_may_change_is_not_read(
-    form: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("change", ["cfg['dp'] = 1", "cfg.update(x)", "weaken(cfg)"])
+def test_what_a_function_may_change_before_it_returns_it_is_not_read(
+    change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *rest, files = FORMS[form]
-    changed = {name: text.replace(old, new) for name, text in files.items()}
-    assert changed != files
-    monkeypatch.setitem(FORMS, form, (*rest, changed))
+    before, *rest = FORMS["a loader of this file"]
+    changed = before.replace("    return cfg", f"    {change}\n    return cfg")
+    monkeypatch.setitem(FORMS, "a loader of this file", (changed, *rest))
     with pytest.raises(MalformedPlan):
-        noise_of(form)
+        noise_of("a loader of this file")
 
 
 @pytest.mark.parametrize(
     ("form", "line"),
     [
-        ("a parser of another file", "python train.py --seed 1 --sigma 1 | tee log"),
-        ("a parser of another file", "CUDA_VISIBLE_DEVICES=0 torchrun ./train.py -s=1"),
-        ("a parser of another file", "python train.py --sig 1"),
+        ("a parser", "python train.py --seed 1 --sigma 1 | tee log"),
+        ("a parser", "CUDA_VISIBLE_DEVICES=0 torchrun ./train.py -s=1"),
+        ("a parser", "python train.py --sig 1"),
         ("a flag's holder", "python train.py --sigma=1"),
     ],
 )
 def test_a_default_that_a_shell_script_overrides_is_not_read(form: str, line: str) -> None:
-    same = line.replace("sigma=1", "sigma=4.0").replace("sigma 1", "sigma 4.0")
     Path("scripts").mkdir()
-    if same != line:
-        Path("scripts/run.sh").write_text(f"{same}\n")
-        assert noise_of(form) == 4.0
     for other in (line.replace("train", "other"), f"# {line.splitlines()[-1]}"):
         Path("scripts/run.sh").write_text(f"{other}\n")
         assert noise_of(form) == 4.0
@@ -225,17 +200,9 @@ OPTION, ITEM = "args.sigma", "cfg['dp']['sigma']"
 @pytest.mark.parametrize(
     ("before", "noise", "helper", "is_read"),
     [
-        (ARGS + "h(args)", OPTION, "def h(a):\n    print(a.seed)\n", True),
-        (ARGS + "h(args)", OPTION, "def h(a):\n    b = a\n    b.sigma = 1\n", False),
-        (ARGS + "h(args)", OPTION, "def h(a):\n    g(a)\ndef g(b):\n    b.sigma = 1\n", False),
-        (ARGS + "h(args)", OPTION, "def h(a):\n    vars(a)['sigma'] = 1\n", False),
-        (ARGS + "h(args)", OPTION, "from more import h\n", False),
+        (ARGS + "h(args)", OPTION, "def h(a):\n    print(a.seed)\n", False),
         (ARGS + "class A:\n    def __init__(self):\n        self.sigma = 1", OPTION, "", True),
         (ITEMS + "h(cfg)", ITEM, "def h(a):\n    return a['seed']\n", False),
-        (ITEMS + "h(cfg)['dp'] = x", ITEM, "def h(a):\n    return a\n", False),
-        (ITEMS + "b = h(cfg)\nb['dp'] = x", ITEM, "def h(a):\n    return a\n", False),
-        (ITEMS + "t = h(cfg)\nt.kept['dp'] = x", ITEM,
-         "class h:\n    def __init__(self, a):\n        self.kept = a\n", False),
         (ITEMS + "seen = []\nseen.append(1)\nother['sigma'] = 1", ITEM, "", True),
         (ITEMS + "for v in cfg.values():\n    v['sigma'] = 1", ITEM, "", False),
         (ITEMS + "d = cfg.get('dp')\nd['sigma'] = 1", ITEM, "", False),
@@ -243,7 +210,7 @@ OPTION, ITEM = "args.sigma", "cfg['dp']['sigma']"
         (ITEMS + "cfg['seed'] = x", ITEM, "", True),
     ],
 )  # fmt: skip
-def test_an_object_that_other_files_get_is_read_if_none_of_them_sets_its_part(
+def test_an_object_that_another_file_gets_or_another_name_changes_is_not_read(
     before: str, noise: str, helper: str, is_read: bool
 ) -> None:
     Path("c.json").write_text('{"dp": {"sigma": 4.0}, "seed": 3}')

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from affidavit.importers.scripts import importer
-from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_codes import is_right, is_stopped
 
 KERAS = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
@@ -400,21 +399,6 @@ def test_the_optimiser_of_the_other_branch_is_another() -> None:
     partial = importer.read((text + "model.compile(optimizer=o)\n" + FIT).encode())
     assert partial is not None
     assert partial.broken == ()
-
-
-def test_a_value_of_another_module_is_read_unless_some_module_sets_it(folder: Path) -> None:
-    text = "import settings\nimport other\n" + KERAS + OPTIMIZER.replace("4.0", "settings.S") + FIT
-    (folder / "settings.py").write_text("S = 2 * 2.0\n")
-    (folder / "other.py").write_text("")
-    partial = importer.read(text.encode(), folder)
-    assert partial is not None
-    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
-    (folder / "other.py").write_text("import settings\nsettings.S = 0.1\n")
-    with pytest.raises(MalformedPlan):
-        importer.read(text.encode(), folder)
-    (folder / "other.py").write_text("")
-    with pytest.raises(MalformedPlan):
-        importer.read((text + "settings.S = 0.1\n").encode(), folder)
 
 
 KERAS_API = """\

@@ -538,27 +538,6 @@ def test_the_loop_of_a_trainer_is_asked_about() -> None:
     assert is_stopped(LIGHTNING)
 
 
-FITS = "trainer.fit(Module(), DPLightningDataModule(data))\n"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "epochs"),
-    [
-        ("", "", 3),
-        (FITS, "for run in range(2):\n    " + FITS, 6),
-        (FITS, FITS + FITS, None),
-        (FITS, FITS.replace("))", "), ckpt_path='last.ckpt')"), None),
-        ("max_epochs=3", "max_epochs=epochs()", None),
-        ("max_epochs=3", "", None),
-    ],
-)
-def test_the_epochs_of_a_trainer_are_read(old: str, new: str, epochs: int | None) -> None:
-    text = "from lightning import Trainer\n" + LIGHTNING.replace(old, new)
-    partial = importer.read(text.encode())
-    assert partial is not None
-    assert partial.data.get("epochs") == epochs
-
-
 def test_cells_that_run_python_below_a_magic_command_are_read() -> None:
     cells = [HEAD + PRIVATE, "%%time\n" + EACH + LOSS, "%%bash\npip install opacus"]
     document = {"cells": [{"cell_type": "code", "source": text} for text in cells]}

@@ -343,7 +343,7 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets
-# affidavit: adjacency=zero_out target_delta=1e-5 lot_size=256 dataset_size=60000
+# affidavit: adjacency=zero_out target_delta=1e-5 lot_size=256 dataset_size=60000 epochs=6
 class Digits(pl.LightningModule):
     def __init__(self, loader):
         super().__init__()

@@ -352,7 +352,7 @@ STOPS = "except ValueError as error:\n        print(error)\n        raise"
     [
         ({"engine": "PrivacyEngine()"}, 0, None),
         ({"engine": "make()", "made": MAKER}, 0, None),
-        ({"engine": "make()", "made": OTHER}, 2, "not_imported"),
+        ({"engine": "make()", "made": OTHER}, 3, "open_use"),
         ({"engine": "PrivacyEngine()", "before": "try:\n        ", "after": GOES_ON}, 1,
          "private_call_skipped"),
         ({"engine": "PrivacyEngine()", "before": "try:\n        ", "after": STOPS}, 0, None),

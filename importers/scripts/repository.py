@@ -1,0 +1,146 @@
+"""Find the other Python files of a repository that run a script's private call, or it imports.
+
+Files are told by the text of their import statements.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from affidavit.importers.scripts.launches import SEARCH_FOLDERS
+from affidavit.importers.scripts.syntax import Script, parse_script
+from affidavit.plan import read_inside
+
+MAX_FILES = 5_000
+MAX_FILE = 1 << 20
+MAX_PARTS = 5
+IMPORT = re.compile(r"^[ \t]*+(?:from|import)\b[^\n(]*+(?:\([^)]{0,5000}+\))?", re.MULTILINE)
+NAME = re.compile(r"[\w.]++|\*")
+SKIPPED = frozenset({"test", "tests", "node_modules", "__pycache__", "venv", "site-packages"})
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Python file of the repository, with the names that it imports, and all of its words."""
+
+    file: str
+    version: tuple[int, int]
+    imported: frozenset[str]
+    words: frozenset[str]
+
+    @property
+    def places(self) -> Iterator[tuple[str, str]]:
+        """Yield the names by which others import it, each with the folder that it is in."""
+        path = Path(self.file)
+        parts = path.parts[:-1] if path.name == "__init__.py" else (*path.parts[:-1], path.stem)
+        for count in range(1, min(MAX_PARTS, len(parts))):
+            yield ".".join(parts[-count:]).lower(), os.path.join(*parts[:-count])
+
+
+def leading_definitions(script: Script, node: ast.AST) -> list[ast.AST]:
+    """Return the functions and classes of a module that lead to a node: they hold or name it."""
+    tops = [top for top in script.tree.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
+    leading = {outer for outer in script.ancestors(node) if outer in tops}
+    while more := [
+        top for top in tops if top not in leading
+        and not {part.id for part in ast.walk(top) if isinstance(part, ast.Name)}.isdisjoint(
+            getattr(item, "name", "") for item in leading)
+    ]:  # fmt: skip
+        leading |= set(more)
+    return list(leading)
+
+
+def find_caller(script: Script, names: set[str]) -> str | None:
+    """Return another file that imports one of these definitions of a script, if there is one."""
+    if not names or script.folder is None or script.name is None:
+        return None
+    stem = Path(script.name).stem.lower()
+    for module in _others(script):
+        parts = {part for name in module.imported for part in name.split(".")}
+        if stem in parts and ("*" in parts or not module.words.isdisjoint(names)):
+            return os.path.relpath(module.file)
+    return None
+
+
+def modules_of(script: Script, beside: tuple[str, ...]) -> list[Script]:
+    """Return the modules of the repository that a script imports, at any depth.
+
+    Packages ``beside`` are not followed, since they may belong to a library.
+    """
+    if script.folder is None:
+        return []
+    statements = [node for node in script.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = set(_imported("\n".join(map(ast.unparse, statements))))
+    folders = {str((script.folder / place).resolve()) for place in SEARCH_FOLDERS}
+    others, modules = list(_others(script)) if names else [], list[Module]()
+    while more := [
+        item for item in others if item not in modules
+        and any(dotted in names and folder in folders and dotted.split(".")[0] not in beside
+                for dotted, folder in item.places)
+    ]:  # fmt: skip
+        modules += more
+        names |= {dotted for item in more for dotted in item.imported}
+        folders |= {str(place) for item in more for place in list(Path(item.file).parents)[:2]}
+    scripts = (_parsed(item.file, item.version) for item in modules)
+    return [item for item in scripts if item is not None]
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Yield the dotted names that the statements of a text may import, in lower case."""
+    for statement in IMPORT.findall(text.lower()):
+        words = NAME.findall(statement)
+        source = words[1].strip(".") if words[0] == "from" and len(words) > 1 else ""
+        names = words[words.index("import") + 1 :] if "import" in words else []
+        yield source
+        yield from (f"{source}.{name}".strip(".") for name in names)
+
+
+@lru_cache(maxsize=256)
+def _parsed(file: str, _: tuple[int, int]) -> Script | None:
+    """Parse a file; return None if it is not Python."""
+    try:
+        text = _text(file)
+        return Script(parse_script(text), Path(file).parent, os.path.basename(file).lower())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _others(script: Script) -> Iterator[Module]:
+    """Yield the other Python files of the current folder."""
+    own = (script.folder.resolve() / (script.name or "")).as_posix() if script.folder else ""
+    count = 0
+    for place, folders, names in os.walk(Path.cwd().resolve()):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in SKIPPED)
+        for name in sorted(names):
+            file = os.path.join(place, name)
+            if not name.endswith(".py") or name.startswith("test_"):
+                continue
+            state = os.lstat(file)
+            if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
+                continue
+            count += 1
+            if count > MAX_FILES or not own:
+                return
+            if file.lower() != own.lower():
+                yield _module(file, (state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _module(file: str, version: tuple[int, int]) -> Module:
+    text = _text(file)
+    return Module(file, version, frozenset(_imported(text)), frozenset(re.findall(r"\w++", text)))
+
+
+def _text(file: str) -> str:
+    """Return the text of a file of the repository, empty if it is none."""
+    try:
+        return read_inside(file, Path.cwd(), MAX_FILE).decode("utf-8", "replace")
+    except OSError:
+        return ""
