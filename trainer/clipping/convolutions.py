@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.func import vmap
 from torch.nn import functional
 
-from affidavit.trainer.clipping.ghost_norm import DenseFactors, LinearFactors
+from affidavit.trainer.clipping.ghost_norm import DenseFactors, LinearFactors, form_products
 from affidavit.trainer.clipping.layers import (
     Gradients,
     Hooks,
@@ -33,6 +33,10 @@ from affidavit.trainer.clipping.layers import (
     weight_and_bias_hooks,
 )
 from affidavit.trainer.norm_bounds import upcast
+
+MAX_PATCHES, PATCHES_AT_ONCE = 1 << 17, 1 << 20
+"""Entries of a record's patches above which the CPU convolves each record, and entries of patches
+that it forms at once."""
 
 
 class Geometry(NamedTuple):
@@ -97,7 +101,8 @@ def _factors(
 class PatchFactors(LinearFactors):
     """G_i = B_iᵀ A_i, where A_i are the patches of the input, which are formed only if needed.
 
-    If each G_i is formed anyway, the CPU convolves one record after the other.
+    If each G_i is formed anyway, the CPU takes the patches of a few records at a time, or
+    convolves one record after the other if it has many.
     """
 
     owned = True, True
@@ -111,14 +116,17 @@ class PatchFactors(LinearFactors):
     @cached_property
     def pair(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # formed only if needed
         """Patches (n, T, in) and output gradients (n, T, out)."""
-        x, weight = self.x, self.weight
+        return self._form_pair(self.x, self.gy, self.records)
+
+    def _form_pair(self, x: Tensor, gy: Tensor, records: int) -> tuple[Tensor, Tensor]:
+        weight = self.weight
         stride, padding, dilation = self.geometry[:3]
         if weight.ndim == 3:
             x, weight = x.unsqueeze(2), weight.unsqueeze(2)
             stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
         patches = functional.unfold(x, weight.shape[2:], dilation, padding, stride).mT
-        steps = group_by_record(self.gy.flatten(2).mT, self.records)
-        return group_by_record(patches, self.records).flatten(1, -2), steps.flatten(1, -2)
+        steps = group_by_record(gy.flatten(2).mT, records)
+        return group_by_record(patches, records).flatten(1, -2), steps.flatten(1, -2)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -139,10 +147,19 @@ class PatchFactors(LinearFactors):
     def _products(self) -> Iterator[Tensor]:
         if self.device.type != "cpu":
             yield from super()._products()
-            return
-        rows = len(self.x) // self.records
-        for x, gy in zip(upcast(self.x).split(rows), upcast(self.gy).split(rows), strict=True):
-            yield kernel_gradient(x, self.weight, gy, self.geometry).flatten(1).unsqueeze(0)
+        elif self.sizes[0] * self.sizes[1] > MAX_PATCHES:
+            rows = len(self.x) // self.records
+            for x, gy in zip(upcast(self.x).split(rows), upcast(self.gy).split(rows), strict=True):
+                yield kernel_gradient(x, self.weight, gy, self.geometry).flatten(1).unsqueeze(0)
+        else:
+            for pair in self._pairs():
+                yield from form_products(*pair)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        records = min(self.records, max(1, PATCHES_AT_ONCE // (self.sizes[0] * self.sizes[1])))
+        rows = records * (len(self.x) // self.records)
+        for x, gy in zip(self.x.split(rows), self.gy.split(rows), strict=True):
+            yield self._form_pair(x, gy, len(x) * records // rows)
 
 
 def kernel_gradient(x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry) -> Tensor:

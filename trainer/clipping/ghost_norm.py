@@ -83,9 +83,9 @@ PROCESSORS = frozenset({"cpu"})
 BFLOAT16_DEVICES = frozenset({"cuda"})
 """Devices that multiply bfloat16 operands directly into float32."""
 
-MAX_STACKED, MAX_FORMED = 1 << 16, 1 << 22
+MAX_STACKED, MAX_FORMED, MAX_FORMED_CPU = 1 << 16, 1 << 22, 1 << 20
 """Entries of the factors of a tensor above which they are not copied to be with others, and entries
-of gradients above which a device does not."""
+of gradients above which they are not stored, on a device and on the processor."""
 
 LOST_TO_ROUNDING = 1e-3
 """Part of a record's norm that the bound on a sum's rounding may take where terms are independent.
@@ -310,7 +310,7 @@ class LinearFactors(Factors):
     def __init__(
         self, inputs: Tensor, outputs: Tensor, *, owned: tuple[bool, bool] = (False, False)
     ) -> None:
-        self.pair, self.owned = (inputs, outputs), owned
+        self.pair, self.owned, self.records = (inputs, outputs), owned, len(inputs)
 
     @cached_property
     def bounds(self) -> tuple[Tensor, ...]:
@@ -413,7 +413,7 @@ class LinearFactors(Factors):
         (result,) = zeroed_if(lost, values)
         return result
 
-    @property
+    @cached_property
     def is_bfloat16(self) -> bool:
         """Whether the factors are multiplied in bfloat16, with coarser sums and scaling."""
         return are_bfloat16(*self.pair)
@@ -436,7 +436,7 @@ class LinearFactors(Factors):
         """Return γ of a sum of ``terms`` products that is taken in parts of this length."""
         return self.rounding(part + 2 * math.ceil(terms / part) + 8)
 
-    @property
+    @cached_property
     def _step_part(self) -> int:
         """The number of steps of a record that ``weighted_sum`` adds at once.
 
@@ -644,12 +644,16 @@ class LinearFactors(Factors):
         return self.reused_sum(clip_norm) if reuse else super().clipped_sum(clip_norm)
 
     def formed(self) -> Factors:
-        """Return the gradients themselves, if they are small and ``prefers_reuse``, on a device."""
-        if type(self) is not LinearFactors or is_processor(self.device):
+        """Return the gradients themselves, if they are small and ``prefers_reuse``."""
+        on_processor = is_processor(self.device)
+        if type(self) is not LinearFactors and not on_processor:
             return self
-        a, b = self.pair
-        is_small = len(a) * a.shape[2] * b.shape[2] <= MAX_FORMED
-        return DenseFactors(batched_matmul(b.mT, a)) if is_small and self.prefers_reuse else self
+        entries = self.records * self.sizes[1] * self.sizes[2]
+        is_small = entries <= (MAX_FORMED_CPU if on_processor else MAX_FORMED)
+        if not (is_small and self.prefers_reuse):
+            return self
+        parts = [batched_matmul(b.mT, a) for a, b in self._pairs()]
+        return DenseFactors(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def reused_sum(self, clip_norm: float) -> Tensor:
         """Form each G_i once, for its norm and for the sum, so that no slack is needed."""
@@ -665,6 +669,10 @@ class LinearFactors(Factors):
                 total = item if total is None else total.add_(item)
         assert total is not None
         return total.view(out_size, in_size)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield A and B of some records after the other."""
+        yield self.pair
 
     def _products(self) -> Iterator[Tensor]:
         """Yield the G_i in chunks (chunk, out, in), which the caller may overwrite."""

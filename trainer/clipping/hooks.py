@@ -231,7 +231,7 @@ class ClippingBlock:
                 f"block {self.name}: {self.received} gradients for {self.uses} uses in the forward "
                 "pass; a layer ran where its use was not counted."
             )
-        if not self.is_joint:
+        if not self.is_joint and not is_processor(factors.device):
             factors = factors.formed()
         if self.is_joint or factors.waits:
             self.pending.append((target, factors))
@@ -305,11 +305,14 @@ class PendingUses:
             block.pending = []
         same: dict[object, list[tuple[ClippingBlock, TrainedTensor, Factors]]] = {}
         for (block, target), of in uses.items():
-            key = of[0].stack_key if len(of) == 1 else None
-            if key is None:
+            if len(of) > 1:
                 yield UseGroup([block], [target], of)
+                continue
+            factors = of[0].formed() if is_processor(of[0].device) else of[0]
+            if (key := factors.stack_key) is None:
+                yield UseGroup([block], [target], [factors])
             else:
-                same.setdefault((type(of[0]), *key), []).append((block, target, of[0]))
+                same.setdefault((type(factors), *key), []).append((block, target, factors))
         for items in same.values():
             most = MAX_GROUP_CPU if is_processor(items[0][2].device) else MAX_GROUP
             size = max(1, most // items[0][2].entries)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from affidavit.trainer.clipping import convolutions
 from affidavit.trainer.clipping import ghost_norm as factors
 from affidavit.trainer.clipping.convolutions import Geometry, PatchFactors, kernel_gradients
 from affidavit.trainer.clipping.ghost_norm import Factors
@@ -276,6 +277,26 @@ def test_kernels_of_records_with_several_rows_are_clipped_by_their_joint_norm(
         expected += row.flatten(1) * min(1.0, clip_norm / float(row.norm()))
     for clipped in (patches.clipped_sum(clip_norm), Factors.clipped_sum(patches, clip_norm)):
         torch.testing.assert_close(clipped, expected)
+
+
+@pytest.mark.parametrize(("most", "at_once"), [(1 << 17, 1 << 20), (1 << 17, 999), (0, 1)])
+def test_patches_are_formed_some_records_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, most: int, at_once: int
+) -> None:
+    monkeypatch.setattr(convolutions, "MAX_PATCHES", most)
+    monkeypatch.setattr(convolutions, "PATCHES_AT_ONCE", at_once)
+    monkeypatch.setattr(factors, "MOVE_COSTS", {"cpu": 0})  # so that gradients are formed
+    torch.manual_seed(0)
+    x, weight = torch.randn(RECORDS, 3, 7, 9).double(), torch.randn(4, 3, 2, 2).double()
+    gy = torch.randn(RECORDS, 4, 6, 8).double()
+    geometry = Geometry((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+    each = kernel_gradients(x, weight, gy, geometry).flatten(2)
+    weights = clip_weights(each.flatten(1).norm(dim=1), 9.0)
+    patches = PatchFactors(x, weight, gy, geometry, RECORDS)
+    expected = torch.tensordot(weights, each, dims=1).flatten()
+    torch.testing.assert_close(patches.clipped_sum(9.0).flatten(), expected)
+    (gradients,) = patches.formed().held
+    torch.testing.assert_close(gradients.flatten(), each.flatten())
 
 
 def test_layers_of_one_input_share_its_narrow_copy_until_it_is_written_to() -> None:
