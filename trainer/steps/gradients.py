@@ -61,12 +61,14 @@ from affidavit.trainer.adapters import (
     ModelAdapter,
     has_rows,
     move_to_device,
+    parts_of,
     select_records,
 )
 from affidavit.trainer.clipping.private_model import PrivateModel
 from affidavit.trainer.clipping.probe import seed_torch
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.distributed.shards import Shards
+from affidavit.trainer.errors import UnsupportedModel
 from affidavit.trainer.noise.chacha import Ratchet, derived_key
 from affidavit.trainer.norm_bounds import MAX_CLIP_NORM, clip_weights
 from affidavit.trainer.optimizers.disk import DiSK, Point
@@ -209,11 +211,29 @@ def replaced_losses(
 ) -> Callable[[Tensor], Tensor] | None:
     """Return the losses of a batch of records of ``batch`` by their numbers, shape (records,).
 
-    None if a tensor of the batch has not one row for each record.
+    None if a tensor of the batch has not one row for each record. They raise ``UnsupportedModel``
+    if the batch was written to meanwhile.
     """
     if not has_rows(batch, records):
         return None
-    return lambda rows: losses(select_records(batch, rows))
+    before = _versions(batch)
+
+    def losses_of(rows: Tensor) -> Tensor:
+        if _versions(batch) != before:
+            raise UnsupportedModel(
+                "the losses or the model write into the batch (x.mul_, x /= ...), so that a second "
+                "pass over its records sees other values. Use the operation that returns a new "
+                "tensor, or change a copy."
+            )
+        return losses(select_records(batch, rows))
+
+    return losses_of
+
+
+def _versions(batch: Batch) -> list[int]:
+    if isinstance(batch, Tensor):
+        return [0 if batch.is_inference() else batch._version]
+    return [version for part in parts_of(batch) or () for version in _versions(part)]
 
 
 @dataclass(frozen=True, kw_only=True)

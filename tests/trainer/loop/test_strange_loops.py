@@ -191,6 +191,17 @@ def test_a_batch_that_the_loop_changed_is_refused(tmp_path: Path, change: Any) -
     run.close()
 
 
+def test_losses_that_write_into_the_batch_are_told_so(tmp_path: Path) -> None:
+    def scaled(model: nn.Module, batch: Any) -> Tensor:
+        batch[0].mul_(2)
+        return losses(model, batch)
+
+    run = begin_run(tmp_path / "run", network(), losses=scaled)
+    with pytest.raises(UnsupportedModel, match="write into the batch"):
+        run.loss(next(iter(run)))
+    run.close()
+
+
 def test_weights_that_are_clipped_between_steps_are_accepted(tmp_path: Path) -> None:
     model = network()
     run = begin_run(tmp_path / "run", model)
