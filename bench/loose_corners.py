@@ -1,12 +1,15 @@
 """Measure how far apart the two ends of ε are, on random plans of every kind.
 
-    python bench/loose_corners.py [--minutes N] [--plans N] [--only TEXT]
+    python bench/loose_corners.py [--minutes N] [--plans N] [--only TEXT] [--realistic]
 
 A cell is a sampling scheme, a privacy unit, an adjacency and a kind of noise. Schemes and kinds
 are those of the registries, so that a new one is measured without a change here. ``--plans`` is
 the number of plans of each cell; ``--only`` keeps the cells whose name contains the text. Noise is
-drawn until ε can lie between 0.1 and 20. Cells are measured in an order of their own, so that those
-of the first ``--minutes`` are a sample of all. Progress goes to the standard error.
+drawn until ε can lie between 0.1 and 20. ``--realistic`` draws plans as people train with, with
+published strategies and an upper end between 0.5 and 10. Both ends meet in a plan if they are at
+most a percent apart; elsewhere the lower end is what a test of the released outputs shows, and the
+upper end a bound. Cells are measured in an order of their own, so that those of the first
+``--minutes`` are a sample of all. Progress goes to the standard error.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from affidavit.plan.vocabulary import ONE_LOT_PER_EPOCH, REQUIRED_FIELDS, Adjace
 SEED = 52
 SMALLEST, LARGEST = 0.1, 20.0
 """The range of ε. A plan counts if its bracket meets it."""
+REALISTIC = 0.5, 10.0
+"""The range of the upper end of realistic plans."""
 TRIES = 3
 """Noise multipliers that are tried for a plan, and plans for a cell before it counts as refused."""
 SECONDS = 6.0
@@ -81,6 +86,18 @@ def decaying_rows(steps: int, rate: float) -> list[list[float]]:
     return [[-rate * (i == j + 1) + (i == j) for j in range(steps)] for i in range(steps)]
 
 
+PUBLISHED: dict[str, Callable[[Draw, int], dict[str, Any]]] = {
+    "independent": lambda *_: {},
+    "banded": lambda draw, _: {"bands": draw.choice((4, 16, 64))},
+    "banded_inverse": lambda draw, _: {"bands": draw.choice((2, 4, 8))},
+    "bsr": lambda draw, _: {"bands": draw.choice((4, 16, 64))},
+    "bisr": lambda draw, _: {"bands": draw.choice((2, 4, 16))},
+    "blt": lambda draw, _: {"buffers": draw.choice((2, 3))},
+    "tree": lambda *_: {},
+}
+"""Parameters of published strategies, as they are recommended."""
+
+
 SAMPLING: dict[str, Callable[[Draw, int, int], int]] = {
     "max_lot_size": lambda draw, _, lot: math.ceil(lot + draw.uniform(0.0, 6.0) * math.sqrt(lot)),
     "groups": lambda draw, size, lot: draw.randint(2, max(2, min(100, size // lot))),
@@ -97,11 +114,56 @@ def cells() -> list[Cell]:
 
 def random_plan(draw: Draw, cell: Cell) -> dict[str, Any]:
     """Return a plan of ``cell``, whose noise multiplier is a first guess."""
-    scheme, unit, adjacency, kind = cell
+    kind = cell[3]
     size = round(log_uniform(draw, 1e3, 1e7))
     lot = max(1, round(size * log_uniform(draw, max(1e-5, 1 / size), 0.3)))
     steps = round(log_uniform(draw, 10, min(2e4, MAX_STEPS.get(kind, 2e4))))
     delta = float(f"{log_uniform(draw, 1e-10, 1e-5):.1e}")
+    records = min(round(log_uniform(draw, 2, 30)), lot)
+    noise = NOISE[kind](draw, steps) if kind in NOISE else {}
+    return _document(draw, cell, size, lot, steps, delta, records, noise)
+
+
+def realistic_plan(draw: Draw, cell: Cell) -> dict[str, Any]:
+    """Return a plan as people train with, of a cell whose kind of noise is in ``PUBLISHED``.
+
+    Lots have 256 to 16,384 records, at most a twentieth of them all, training takes 1 to 60 epochs
+    and 100 to 20,000 steps, users have 2 to 10 records, and δ is below 1/N.
+    """
+    kind = cell[3]
+    most = min(2e4, MAX_STEPS.get(kind, 2e4))
+    while True:
+        size = round(log_uniform(draw, 2e4, 1e7))
+        lot = round(log_uniform(draw, 256, min(16384, size / 20)))
+        steps = round(log_uniform(draw, 1, 60) * size / lot)
+        if 100 <= steps <= most:
+            break
+    delta = float(f"{size**-1.1:.1e}")
+    records = round(log_uniform(draw, 2, 10))
+    noise = PUBLISHED[kind](draw, steps)
+    result = _document(draw, cell, size, lot, steps, delta, records, noise)
+    # Strategies with bands are made for as many steps between participations.
+    turn = REQUIRED_FIELDS.get(cell[0])
+    if turn in ("groups", "separation") and kind in ("banded", "bsr"):
+        result["sampling"][turn] = min(noise["bands"], size // lot)
+    return result
+
+
+def _document(
+    draw: Draw,
+    cell: Cell,
+    size: int,
+    lot: int,
+    steps: int,
+    delta: float,
+    records: int,
+    parameters: dict[str, Any],
+) -> dict[str, Any]:
+    """Return a plan with these values, whose noise multiplier is a first guess."""
+    scheme, unit, adjacency, kind = cell
+    form = next(form for form in FORMS if kind in form.kinds())
+    example = next(one for one in form.examples if one["kind"] == kind) if form.examples else {}
+    noise = {"kind": kind, **parameters} if parameters else {**example, "kind": kind}
     sampling: dict[str, Any] = {"scheme": scheme}
     if scheme == "random_allocation":
         sampling["participations"] = max(1, round(steps * lot / size))
@@ -112,13 +174,7 @@ def random_plan(draw: Draw, cell: Cell) -> dict[str, Any]:
         sampling[name] = SAMPLING[name](draw, size, lot)
     dataset: dict[str, Any] = {"size": size}
     if unit == "user":
-        records = round(log_uniform(draw, 2, 30))
-        dataset |= {"unit": "user", "contributions_per_user": min(records, lot)}
-    form = next(form for form in FORMS if kind in form.kinds())
-    example = next(one for one in form.examples if one["kind"] == kind) if form.examples else {}
-    noise = {**example, "kind": kind}
-    if kind in NOISE:
-        noise = {"kind": kind, **NOISE[kind](draw, steps)}
+        dataset |= {"unit": "user", "contributions_per_user": records}
     rate = 1.0 if scheme == "full_batch" else lot / size
     drawn = steps * (rate if scheme in ONE_LOT_PER_EPOCH else rate**2)
     guess = math.sqrt(2 * math.log(1 / delta) * max(drawn, 0.05)) / log_uniform(draw, 0.3, 10)
@@ -188,11 +244,11 @@ def bracket(document: dict[str, Any]) -> tuple[float, float] | str:
     return result.epsilon.lower, result.epsilon.upper
 
 
-def measure(draw: Draw, cell: Cell, into: Measured) -> None:
+def measure(draw: Draw, cell: Cell, into: Measured, *, realistic: bool = False) -> None:
     """Draw plans of ``cell`` until one is accepted with ε in range, and put it ``into``."""
     code = ""
     for _ in range(TRIES):
-        document = random_plan(draw, cell)
+        document = (realistic_plan if realistic else random_plan)(draw, cell)
         (release,) = document["releases"]
         if code == TOO_SLOW:
             break
@@ -205,14 +261,17 @@ def measure(draw: Draw, cell: Cell, into: Measured) -> None:
                 code = found
                 break
             lower, upper = found
-            if lower <= LARGEST and upper >= SMALLEST:
+            middle = max(upper, 1e-9)
+            if not realistic:
+                middle = math.sqrt(max(lower, upper * 1e-3, 1e-9) * middle)
+            least, most = REALISTIC if realistic else (SMALLEST, LARGEST)
+            if least <= upper and (upper if realistic else lower) <= most:
                 ratio = upper / lower if lower > 0 else math.inf
                 into.widths.append((ratio, lower, upper, document))
                 return
             code = "out of range"
             # ε falls about as fast as the noise rises, or as its square where it is large.
-            middle = math.sqrt(max(lower, upper * 1e-3, 1e-9) * max(upper, 1e-9))
-            factor = (middle / math.sqrt(SMALLEST * LARGEST)) ** (0.55 if middle > 1 else 0.9)
+            factor = (middle / math.sqrt(least * most)) ** (0.55 if middle > 1 else 0.9)
             release["noise_multiplier"] = float(f"{release['noise_multiplier'] * factor:.3g}")
     into.refused[code] += 1
 
@@ -247,7 +306,7 @@ def print_report(measured: dict[Cell, Measured], cell_count: int) -> None:
         row.refused += of_cell.refused
     out = sys.stdout.write
     out(f"{len(measured)} of {cell_count} cells.\n\n")
-    out("| scheme | noise | plans | medians | largest |\n|---|---|---|---|---|\n")
+    out("| scheme | noise | plans | ends meet | medians | largest |\n|---|---|---|---|---|---|\n")
     ratios: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for (scheme, _unit, _adjacency, noise), row in rows.items():
         if row.widths:
@@ -256,7 +315,9 @@ def print_report(measured: dict[Cell, Measured], cell_count: int) -> None:
         medians = sorted(map(statistics.median, groups))
         ends = " to ".join(dict.fromkeys(map(rounded, (medians[0], medians[-1]))))
         largest = rounded(max(map(max, groups)))
-        out(f"| {' | '.join(key)} | {sum(map(len, groups))} | {ends} | {largest} |\n")
+        plans = [ratio for group in groups for ratio in group]
+        meet = sum(ratio <= 1.01 for ratio in plans)
+        out(f"| {' | '.join(key)} | {len(plans)} | {meet} | {ends} | {largest} |\n")
     refused: dict[str, Counter[str]] = defaultdict(Counter)
     for key, row in rows.items():
         for code, count in row.refused.items():
@@ -280,8 +341,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10, help="when no other cell is begun")
     parser.add_argument("--plans", type=int, default=1, help="plans of each cell")
     parser.add_argument("--only", default="", help="cells whose name contains this text")
+    parser.add_argument("--realistic", action="store_true", help="draw plans as people train with")
     options = parser.parse_args()
     chosen = [cell for cell in cells() if options.only in " ".join(cell)]
+    if options.realistic:
+        chosen = [cell for cell in chosen if cell[3] in PUBLISHED]
     chosen.sort(key=lambda cell: random.Random(str(cell)).random())
     measured: dict[Cell, Measured] = {}
     began = time.monotonic()
@@ -292,7 +356,7 @@ def main() -> None:
         # A seed for each cell, so that another cell changes no other's plans.
         draw = random.Random(f"{SEED} {' '.join(cell)}")
         for _ in range(options.plans):
-            measure(draw, cell, measured[cell])
+            measure(draw, cell, measured[cell], realistic=options.realistic)
         passed = time.monotonic() - began
         sys.stderr.write(f"{len(measured)}/{len(chosen)} {' '.join(cell)}: {passed:.0f} s\n")
         sys.stderr.flush()
