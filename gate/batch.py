@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Timeout
 from contextlib import closing, contextmanager, nullcontext
 from io import FileIO
+from itertools import chain, islice
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
@@ -174,8 +175,11 @@ def certify_lines(
     Files that a plan names are relative to ``directory``.
     """
     options = (engine, second_opinion, directory)
-    if jobs == 1:
-        yield from (certify_line(line, *options) for line in lines if line is not None)
+    lines = iter(lines)
+    first = list(_first_lines(lines)) if jobs > 1 else []
+    if jobs == 1 or len(first) == 1:  # a pool takes longer to start than one plan
+        alone = chain(first, lines)
+        yield from (certify_line(line, *options) for line in alone if line is not None)
         return
     from pebble import ProcessPool
 
@@ -189,7 +193,7 @@ def certify_lines(
         ProcessPool(max_workers=jobs, context=context) as pool,
         closing(  # cancels pending plans before the pool waits for them
             _in_order(
-                lines,
+                chain(first, lines),
                 lambda line: pool.schedule(
                     certify_line, args=(line, *options), timeout=TIMEOUT_SECONDS
                 ),
@@ -198,6 +202,15 @@ def certify_lines(
         ) as futures,
     ):
         yield from map(_result_of, futures)
+
+
+def _first_lines(lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
+    """Yield the first line, and what follows it: a line, None if none arrives, or nothing."""
+    for line in lines:
+        if line is not None:
+            yield line
+            yield from islice(lines, 1)
+            return
 
 
 def _in_order(

@@ -214,6 +214,10 @@ def test_one_plan_starts_no_process(
 ) -> None:
     monkeypatch.setattr("pebble.ProcessPool", None)
     assert run("batch", save(json.dumps(document()), "one.jsonl"), "--jobs", "4").exit_code == 0
+    piped = batch.certify_lines(
+        [None, json.dumps(document()).encode()], jobs=4, engine=None, second_opinion=False
+    )
+    assert [code for _, code in piped] == [0]
 
 
 def test_its_processes_tell_nobody_where_they_were_interrupted(
