@@ -25,7 +25,7 @@ class BrokenObligation(StrictModel):
     """An obligation that the library or script is known not to fulfil.
 
     It only applies under these ``adjacencies`` and ``schemes``; None stands for all. A plan that
-    it applies to is not certified.
+    it applies to is not certified. ``line`` is that of the fault, None for the private call's.
     """
 
     code: str
@@ -33,6 +33,7 @@ class BrokenObligation(StrictModel):
     remedy: str
     adjacencies: tuple[str, ...] | None = None
     schemes: tuple[str, ...] | None = None
+    line: int | None = None
 
     def applies(self, adjacency: str, schemes: Collection[str]) -> bool:
         """Whether it applies to a plan with this adjacency and these sampling schemes."""

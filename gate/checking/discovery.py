@@ -219,6 +219,8 @@ def declared_fields(file: str) -> dict[str, Any]:
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", ".ipynb")
 SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
 """Third-party folders; hidden folders and symbolic links are skipped too."""
+OTHERS_FOLDERS = frozenset({"tests", "test", "vendor", "vendored", "third_party"})
+"""Folders whose scripts are left out unless they are named, or ``exclude`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
     except MalformedPlan as unread:
         if not names:
             raise
-        stated = {}  # names say what to check, and then nothing is left out
+        stated = {"exclude": []}  # names say what to check, and then nothing is left out
         yield Skipped(str(SETTINGS_FILE), f"its exclude is not known: {unread.reasons[0].message}")
     remedy = 'Write a list of patterns, such as exclude = ["vendor/**", "tests/**"].'
     patterns = _names_in(stated, "exclude", remedy)
@@ -272,13 +274,27 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate | Skipped]:
             seen.add(candidate.file)
             explicit = isinstance(candidate, Candidate) and candidate.explicit
             by = next((item for item in patterns if _is_matched(candidate.file, item)), None)
+            if "exclude" not in stated:
+                by = _others_folder(candidate.file, name)
             if explicit or by is None:
                 yield candidate
             else:
-                excluded[by] += 1
+                excluded[by] = excluded.get(by, 0) + 1
+    why = "exclude of [tool.affidavit] names it"
+    if "exclude" not in stated:
+        why = "scripts of others and tests are left out unless their folder is named"
     for pattern, count in excluded.items():
         if count:
-            yield Skipped(pattern, f"exclude of [tool.affidavit] names it (files: {count})")
+            yield Skipped(pattern, f"{why} (files: {count})")
+
+
+def _others_folder(file: str, name: str) -> str | None:
+    """Return the folder of vendored code or tests that a script lies in, below a name."""
+    if not file.lower().endswith((".py", ".ipynb")):
+        return None
+    *folders, _ = PurePath(os.path.relpath(file)).parts
+    own = set(PurePath(name).parts)
+    return next((part for part in folders if part in OTHERS_FOLDERS - own), None)
 
 
 def _is_matched(file: str, pattern: str) -> bool:

@@ -107,7 +107,13 @@ def _broken_obligations(source: Source, plan: Plan) -> tuple[Reason, ...]:
     schemes = {phase.sampling.scheme for phase in plan.phases}
     return source.locate(
         tuple(
-            Reason(code=item.code, message=item.message, remedy=item.remedy)
+            Reason(
+                code=item.code,
+                message=item.message,
+                remedy=item.remedy,
+                line=item.line,
+                column=None if item.line is None else 1,
+            )
             for item in source.broken
             if item.applies(plan.adjacency, schemes)
         )

@@ -537,7 +537,8 @@ class ObjectKinds:
             return self.returned_by_private_call()
         if call in self.values.elsewhere:
             return NOTHING
-        if self.sources.reads(call):
+        lists = last_name(call.func) in NAMES["listings"] and self.sources.names_folder(call)
+        if lists or self.sources.reads(call):
             return frozenset({"data"})
         passed = [self.kinds(item) for item in self._arguments(call)]
         function = call.func

@@ -71,13 +71,13 @@ class OpacusPlanReader(ScriptPlanReader):
         self.values.other_steps = frozenset(
             step
             for step in optimizer_steps(self.values)
-            if isinstance(step.func, ast.Attribute)
-            and (
-                self.kinds.kinds(step.func.value) == {"optimizer"}
-                or self.kinds.is_of_other_call(step.func.value)
-            )
+            if isinstance(step.func, ast.Attribute) and self._is_other_optimizer(step.func.value)
         )
+        self.values.is_other_optimizer = self._is_other_optimizer
         return super().partial()
+
+    def _is_other_optimizer(self, node: ast.expr) -> bool:
+        return self.kinds.kinds(node) == {"optimizer"} or self.kinds.is_of_other_call(node)
 
     def find_faults(self, lot: Any) -> None:
         """Add also the faults in how the script uses the private objects."""
@@ -146,6 +146,10 @@ class OpacusPlanReader(ScriptPlanReader):
 
         Raises ``MalformedPlan``.
         """
+        batches = self.values.origin_of(options.get("batch_sampler"))
+        if isinstance(batches, ast.Call):
+            sizes = (keywords_of(batches).get("batch_size"), *batches.args[1:2])
+            self.resolve("lot_size", next(filter(None, map(self.values.known_value, sizes)), None))
         sampler = self.values.origin_of(options.get("sampler"))
         counted = isinstance(sampler, ast.Call) and (
             last_name(sampler.func) == "WeightedRandomSampler"

@@ -405,7 +405,8 @@ class ScriptPlanReader(Quantities):
         fault = FAULTS[key]
         if node is not None and all(fault.code != other.code for other in self.broken):
             message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
-            self.broken.append(fault.model_copy(update={"message": message}))
+            line = getattr(node, "lineno", None)
+            self.broken.append(fault.model_copy(update={"message": message, "line": line}))
 
     @cached_property
     def lots_drawn_from(self) -> list[ast.expr]:

@@ -225,7 +225,10 @@ def minimum_passes(
             repeats = repeats or outer
         elif isinstance(outer, ast.FunctionDef | ast.Lambda):
             calls = [call for call in values.known_calls(outer) if call in script.parents]
-            calls = [call for call in calls if not is_left_out(values, call)]
+            calls = [
+                call for call in calls
+                if not (is_left_out(values, call) or _steps_another(values, outer, node, call))
+            ]  # fmt: skip
             pairs = itertools.combinations(calls, 2)
             if calls and depth < MAX_DEPTH and not any(
                 exclude_each_other(script, *pair) for pair in pairs
@@ -240,6 +243,18 @@ def minimum_passes(
             repeats = repeats or (unknown[0] if unknown and passes > 1 else None)
             break
     return passes, repeats, over and not cut
+
+
+def _steps_another(
+    values: Evaluator, function: ast.FunctionDef | ast.Lambda, step: ast.AST, call: ast.Call
+) -> bool:
+    """Whether a call passes another optimiser to the function that steps its parameter."""
+    method = getattr(step, "func", None)
+    owner = getattr(getattr(method, "value", None), "id", None)
+    return isinstance(function, ast.FunctionDef) and any(
+        key == owner and values.is_other_optimizer(item)
+        for key, item in values.script.passed_arguments(function, call)
+    )
 
 
 def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:

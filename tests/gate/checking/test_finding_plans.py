@@ -445,6 +445,17 @@ def test_excluded_files_are_told_and_read_only_by_name() -> None:
     assert named == ["vendor/x/b.yaml"]
 
 
+def test_scripts_of_vendored_code_and_tests_are_left_out_and_told_unless_named() -> None:
+    files = ("train.py", "tests/test_train.py", "in/vendor/x/train.py", "tests/plan.yaml")
+    for file in files:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text("")
+    found = list(candidates(["."]))
+    assert {item.file for item in found} == {"train.py", "tests/plan.yaml", "tests", "vendor"}
+    assert sum(isinstance(item, Skipped) for item in found) == 2
+    assert len(list(candidates(["tests"]))) == 2
+
+
 def test_patterns_that_are_no_list_are_refused() -> None:
     Path("pyproject.toml").write_text("[tool.affidavit]\nplans = ['.']\nexclude = 'vendor'\n")
     with pytest.raises(MalformedPlan, match="exclude"):
