@@ -21,6 +21,11 @@ are short scripts of our own with the same calls and numbers. Where a library ca
 the script runs, we chose the noise. A case says nothing about the results that a repository
 publishes.
 
+On 2026-11-30 the gate read 34 training scripts and notebooks of 25 other public repositories, each
+with at most five answers that we chose. 14 got a right verdict (6 certified, and 8 blocked or
+refused for a fault that they have), and 15 only right questions. Of 5, a question or reason was
+wrong. None was certified wrongly, as far as reading the scripts shows.
+
 """
 
 

@@ -492,7 +492,7 @@ class ObjectKinds:
 
     def _of_attribute(self, node: ast.Attribute) -> Kinds:
         base, name = self.kinds(node.value), node.attr
-        if name in ("__name__", "__class__"):
+        if name in ("__name__", "__class__") or (base == {"model"} and name in ("device", "dtype")):
             return NOTHING
         stores = self.script.stored_attributes.get(name, [])
         made = [Binding(item) for item in stores]

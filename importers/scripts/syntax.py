@@ -235,8 +235,10 @@ class Script:
         return not any(place.is_dir() or place.with_suffix(".py").exists() for place in places)
 
     def _is_looked_up(self, node: ast.Attribute) -> bool:
-        """Whether ``__dict__`` of an imported module is only read."""
+        """Whether ``__dict__`` is only unpacked, or that of an imported module only read."""
         outer = self.parents[node]
+        if _is_unpacked(outer, node):
+            return True
         base = node.value
         if not isinstance(base, ast.Name) or not isinstance(
             getattr(outer, "ctx", None) if isinstance(outer, ast.Subscript) else ast.Load(),

@@ -21,7 +21,7 @@ def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReplayRecord:
     path, _, content = short(example.PLAN, tmp_path)
     monkeypatch.setattr(example, "PLAN", path)
     monkeypatch.setattr(
-        "affidavit.trainer.private_loop.TrustRoot.load", lambda _: trusting(KEY.public)
+        "affidavit.trainer.private_loop.trusted_or_own", lambda _: trusting(KEY.public)
     )
     (tmp_path / "bundle.json").write_bytes(content)
     return run(lambda: example.main(tmp_path / "bundle.json", Path("run")), records=1)

@@ -715,6 +715,17 @@ def test_what_a_notebook_asks_of_its_shell_is_left_out() -> None:
     assert "epochs" not in partial.data
 
 
+def test_what_reads_a_device_or_unpacks_attributes_is_not_asked_about() -> None:
+    meter = "class Meter:\n    def show(self): return '{a}'.format(**self.__dict__)\n"
+    where = "import torch\nzero = torch.zeros(1).to(model.device)\n"
+    partial = importer.read((HEAD + meter + PRIVATE + where + EACH + LOSS).encode())
+    assert partial is not None
+    assert partial.data["epochs"] == 3
+    plain = importer.read((HEAD + PRIVATE + EACH + LOSS).encode())
+    assert plain is not None
+    assert len(partial.open_uses) == len(plain.open_uses)
+
+
 @pytest.mark.parametrize(
     ("cell", "asked"),
     [
