@@ -20,8 +20,7 @@ from affidavit.service.certificates.store import PlanRequest, StoredCertificate,
 from affidavit.service.tables.certificates import certificates
 from affidavit.service.web.dependencies import Services
 from affidavit.trust.log import (
-    Frontier,
-    leaf_hash,
+    merkle_tree,
     sign_checkpoint,
 )
 
@@ -156,11 +155,11 @@ def seed_log(engine: Engine, services: Services, number: int) -> None:
         ).scalar_one()
     contents = (_content(index, number, now) for index in range(number))
     copy(engine, "log_entries", ("kind", "subject", "at", "content"), contents)
-    tree, leaves, nodes = Frontier(0, ()), [], []
+    tree, leaves, nodes = merkle_tree.Frontier(0, ()), [], []
     with engine.connect().execution_options(yield_per=10_000) as connection:
         query = text("SELECT id, content FROM log_entries ORDER BY id")
         for index, (entry_id, content) in enumerate(connection.execute(query)):
-            value = leaf_hash(content.encode())
+            value = merkle_tree.leaf_hash(content.encode())
             leaves.append((index, entry_id, value))
             nodes += [(p.level, p.position, result) for p, result in tree.append(value)[1:]]
     assert len(leaves) == number + first

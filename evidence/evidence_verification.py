@@ -69,12 +69,9 @@ from affidavit.trust.log import (
     BadNote,
     BadTimestamp,
     Checkpoint,
-    ProofError,
-    leaf_hash,
+    merkle_tree,
     read_checkpoint,
     read_consistency,
-    verify_consistency,
-    verify_inclusion,
     verify_timestamp,
 )
 
@@ -200,8 +197,8 @@ class _Check:
             log_steps.check_trust_policy(checkpoint, attestation, verifier, may_be_old=False)
             leaves = part_of(self.files, "log/entries.jsonl", 4).splitlines()
             for leaf, proof in zip(leaves, proofs["entries"], strict=True):
-                verify_inclusion(
-                    leaf_hash(leaf),
+                merkle_tree.verify_inclusion(
+                    merkle_tree.leaf_hash(leaf),
                     index=proof["index"],
                     size=checkpoint.size,
                     proof=[decode_base64(text) for text in proof["hashes"]],
@@ -212,7 +209,7 @@ class _Check:
             self._require_later(first, checkpoint)
         except VerificationError as error:
             raise EvidenceError(4, error.code, error.message, error.remedy) from None
-        except (BadNote, BadLogPart, ProofError, *ALTERED) as error:
+        except (BadNote, BadLogPart, merkle_tree.ProofError, *ALTERED) as error:
             raise EvidenceError(
                 4, "evidence_not_logged", f"log/proofs.json does not prove the entries: {error}."
             ) from None
@@ -228,7 +225,7 @@ class _Check:
             if (proof.first, proof.second) != (first.size, second.size):
                 raise ValueError("a consistency proof of other trees")
             hashes = proof.hashes
-        verify_consistency(
+        merkle_tree.verify_consistency(
             first=first.size,
             second=second.size,
             first_root=first.root_hash,

@@ -8,7 +8,7 @@ import httpx
 
 from affidavit.certificate.verification.monitoring import MissingTile
 from affidavit.client import read_bounded
-from affidavit.trust.log import decode_entries, decode_hashes, tile_path
+from affidavit.trust.log import merkle_tree
 
 TIMEOUT_SECONDS = 30.0
 MAX_RESPONSE_BYTES, MAX_RESPONSE_SECONDS = 32 * 1024 * 1024, 300.0
@@ -37,18 +37,18 @@ class HttpSource:
 
     def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
         """Fetch the first ``width`` hashes of a tile."""
-        return decode_hashes(self._tile(level, number, width))[:width]
+        return merkle_tree.decode_hashes(self._tile(level, number, width))[:width]
 
     def entries(self, number: int, width: int) -> Sequence[bytes]:
         """Fetch the first ``width`` entries below a tile of level 0."""
-        return decode_entries(self._tile("entries", number, width))[:width]
+        return merkle_tree.decode_entries(self._tile("entries", number, width))[:width]
 
     def _tile(self, level: int | str, number: int, width: int) -> bytes:
         try:
-            return self._get(tile_path(level, number, width))
+            return self._get(merkle_tree.tile_path(level, number, width))
         except MissingTile:
             # A log may drop the partial tiles of a full one.
-            return self._get(tile_path(level, number))
+            return self._get(merkle_tree.tile_path(level, number))
 
     def _get(self, path: str) -> bytes:
         try:

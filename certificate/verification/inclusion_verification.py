@@ -23,12 +23,10 @@ from affidavit.trust.log import (
     BadNote,
     Checkpoint,
     Inclusion,
-    ProofError,
     certificate_entry,
+    merkle_tree,
     open_checkpoint,
     read_checkpoint,
-    verify_consistency,
-    verify_inclusion,
 )
 from affidavit.trust.log.note import UnknownSigner
 
@@ -98,14 +96,14 @@ def check_inclusion(
             10, "bad_leaf", "the statement lacks fields that its log entry needs.", remedy
         ) from None
     try:
-        verify_inclusion(
+        merkle_tree.verify_inclusion(
             leaf,
             index=inclusion.leaf_index,
             size=checkpoint.size,
             proof=inclusion.proof,
             root=checkpoint.root_hash,
         )
-    except ProofError as error:
+    except merkle_tree.ProofError as error:
         raise VerificationError(
             10, "not_included", f"the certificate is not in the log: {error}.", remedy
         ) from None
@@ -271,14 +269,14 @@ def check_consistency(checkpoint: Checkpoint, verifier: Verifier) -> Consistency
                 return ConsistencyResult(_unlinked(older, newer, options), False, False)
             hashes = proof.hashes
         try:
-            verify_consistency(
+            merkle_tree.verify_consistency(
                 first=older.size,
                 second=newer.size,
                 first_root=older.root_hash,
                 second_root=newer.root_hash,
                 proof=hashes,
             )
-        except ProofError as error:
+        except merkle_tree.ProofError as error:
             message = f"the log was rolled back or forked after you last saw it: {error}."
             raise _inconsistent("log_rewritten", message) from None
     relation = "continues" if grew else "is continued by"

@@ -35,14 +35,9 @@ from affidavit.trust import KeyRole, PublicKey, TrustedKeys, VerificationError
 from affidavit.trust.dates import fault_of_signature, is_ahead
 from affidavit.trust.key import by_id
 from affidavit.trust.log import (
-    TILE_WIDTH,
     BadNote,
-    BadTile,
     Checkpoint,
-    Frontier,
-    ProofError,
-    frontier_hashes,
-    leaf_hash,
+    merkle_tree,
     open_checkpoint,
     read_checkpoint,
 )
@@ -138,7 +133,7 @@ def check_log(source: Source, known: MonitorState) -> MonitorReport:
         report.alarms.append(Alarm(code, error.message))
     except BadNote as error:
         report.alarms.append(Alarm("bad_checkpoint", f"{error}."))
-    except (MissingTile, BadTile, ProofError) as error:
+    except (MissingTile, merkle_tree.BadTile, merkle_tree.ProofError) as error:
         report.alarms.append(Alarm("entry_missing", f"{error}."))
     return report
 
@@ -158,13 +153,15 @@ def _require_same_tree(source: Source, newest: Checkpoint, known: MonitorState) 
         _frontier(source, seen, newest, "elsewhere")
 
 
-def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) -> Frontier:
+def _frontier(
+    source: Source, seen: Checkpoint, newest: Checkpoint, where: str
+) -> merkle_tree.Frontier:
     """Read the tree of ``seen`` from the log's tiles and check its root."""
     if seen.size > newest.size:
         raise _Alarmed(
             "rolled_back", f"the log has {newest.size} entries, but {seen.size} were seen {where}."
         )
-    tree = Frontier(seen.size, frontier_hashes(seen.size, source.hashes))
+    tree = merkle_tree.Frontier(seen.size, merkle_tree.frontier_hashes(seen.size, source.hashes))
     if tree.root() != seen.root_hash:
         raise _Alarmed(
             "split_view",
@@ -182,7 +179,7 @@ def _read_new_entries(
     An entry is new if it was not there when this monitor last read the log. That time is by the
     monitor's own clock, because the operator can write any date.
     """
-    tree, since = Frontier(), None
+    tree, since = merkle_tree.Frontier(), None
     if known.last is not None:
         last = read_checkpoint(known.last.note)
         tree = _frontier(source, last, newest, "here before")
@@ -190,7 +187,7 @@ def _read_new_entries(
     first = tree.size
     alarms: list[Alarm] = []
     for index, entry in _entries(source, first, newest.size):
-        tree.append(leaf_hash(entry))
+        tree.append(merkle_tree.leaf_hash(entry))
         if len(alarms) < MAX_ALARMS:
             keys = by_id(known.trusted.keys)
             alarms += _entry_alarms(index, entry, keys, since, newest.signed_at)
@@ -202,9 +199,9 @@ def _read_new_entries(
 
 
 def _entries(source: Source, first: int, size: int) -> Iterator[tuple[int, bytes]]:
-    for number in range(first // TILE_WIDTH, -(-size // TILE_WIDTH)):
-        start = number * TILE_WIDTH
-        width = min(TILE_WIDTH, size - start)
+    for number in range(first // merkle_tree.TILE_WIDTH, -(-size // merkle_tree.TILE_WIDTH)):
+        start = number * merkle_tree.TILE_WIDTH
+        width = min(merkle_tree.TILE_WIDTH, size - start)
         entries = source.entries(number, width)
         if len(entries) < width:
             raise _Alarmed(
@@ -216,9 +213,9 @@ def _entries(source: Source, first: int, size: int) -> Iterator[tuple[int, bytes
 
 def _require_unaltered(source: Source, first: int, size: int) -> None:
     for index, entry in _entries(source, first, size):
-        number, place = divmod(index, TILE_WIDTH)
-        width = min(TILE_WIDTH, size - number * TILE_WIDTH)
-        if source.hashes(0, number, width)[place] != leaf_hash(entry):
+        number, place = divmod(index, merkle_tree.TILE_WIDTH)
+        width = min(merkle_tree.TILE_WIDTH, size - number * merkle_tree.TILE_WIDTH)
+        if source.hashes(0, number, width)[place] != merkle_tree.leaf_hash(entry):
             raise _Alarmed("entry_altered", f"entry {index} does not match its hash.", index)
 
 

@@ -82,10 +82,8 @@ from affidavit.trust import (
 )
 from affidavit.trust.log import (
     Checkpoint,
-    Frontier,
-    Place,
     leaf_content,
-    leaf_hash,
+    merkle_tree,
 )
 
 # ---- the tree ------------------------------------------------------------------------
@@ -124,7 +122,7 @@ def audit_tree(connection: Connection, external: Sequence[Checkpoint]) -> Iterat
             )
             continue
         expected[checkpoint.size].append((EXTERNAL_CHECKPOINT, checkpoint))
-    tree = Frontier()
+    tree = merkle_tree.Frontier()
     yield from _rebuild(connection, tree, expected)
     yield from _compare_sizes(tree.size, last, expected)
     yield from _unexpected_nodes(connection, tree.size)
@@ -141,11 +139,13 @@ def _checkpoints(connection: Connection) -> Iterator[tuple[str, str, str, int]]:
         yield f"log_checkpoints {row.id}", row.note, row.record or "{}", row.tree_size
 
 
-def _rebuild(connection: Connection, tree: Frontier, expected: Expected) -> Iterator[AuditFinding]:
+def _rebuild(
+    connection: Connection, tree: merkle_tree.Frontier, expected: Expected
+) -> Iterator[AuditFinding]:
     yield from _compare_root(expected, tree)
     while rows := _read_leaves(connection, tree.size):
         start = tree.size
-        nodes: dict[Place, bytes] = {}
+        nodes: dict[merkle_tree.Place, bytes] = {}
         for row in rows:
             if row.leaf_index != tree.size:
                 yield AuditFinding(
@@ -155,7 +155,9 @@ def _rebuild(connection: Connection, tree: Frontier, expected: Expected) -> Iter
                 )
                 return
             yield from _compare_entry(row)
-            nodes.update(tree.append(leaf_hash(leaf_content(row.content or "", row.salt)))[1:])
+            nodes.update(
+                tree.append(merkle_tree.leaf_hash(leaf_content(row.content or "", row.salt)))[1:]
+            )
             yield from _compare_root(expected, tree)
         yield from _compare_nodes(connection, start, tree.size, nodes)
 
@@ -175,7 +177,7 @@ def _compare_entry(row: Row[Any]) -> Iterator[AuditFinding]:
     if row.content is None:
         yield AuditFinding("entry_missing", where, f"its entry {row.entry_id} does not exist.")
         return
-    if leaf_hash(leaf_content(row.content, row.salt)) != bytes(row.leaf_hash):
+    if merkle_tree.leaf_hash(leaf_content(row.content, row.salt)) != bytes(row.leaf_hash):
         yield AuditFinding("leaf_changed", where, "its hash is not the hash of its entry.")
     try:
         content = json.loads(row.content)
@@ -188,7 +190,7 @@ def _compare_entry(row: Row[Any]) -> Iterator[AuditFinding]:
         yield AuditFinding("entry_changed", where, "its columns contradict its hashed bytes.")
 
 
-def _compare_root(expected: Expected, tree: Frontier) -> Iterator[AuditFinding]:
+def _compare_root(expected: Expected, tree: merkle_tree.Frontier) -> Iterator[AuditFinding]:
     for where, checkpoint in expected.pop(tree.size, ()):
         if tree.root() != checkpoint.root_hash:
             yield AuditFinding(
@@ -199,7 +201,7 @@ def _compare_root(expected: Expected, tree: Frontier) -> Iterator[AuditFinding]:
 
 
 def _compare_nodes(
-    connection: Connection, start: int, size: int, nodes: dict[Place, bytes]
+    connection: Connection, start: int, size: int, nodes: dict[merkle_tree.Place, bytes]
 ) -> Iterator[AuditFinding]:
     """Compare the subtrees that the leaves from ``start`` to ``size`` complete."""
     for level in range(1, size.bit_length()):
@@ -216,7 +218,7 @@ def _compare_nodes(
         stored = {position: bytes(value) for position, value in rows}
         for position in range(first, end):
             where = f"log_nodes {level}, {position}"
-            rebuilt = nodes.get(Place(level, position))
+            rebuilt = nodes.get(merkle_tree.Place(level, position))
             if position not in stored:
                 yield AuditFinding("node_missing", where, "the hash is missing.")
             elif rebuilt is not None and stored[position] != rebuilt:

@@ -37,7 +37,10 @@ from affidavit.service.log.entry_type import EntryType, is_as_logged
 from affidavit.service.tables.keys import keysets, revoked_keys
 from affidavit.service.tables.log import log_entries, log_leaves, log_pending
 from affidavit.trust import KeysetError, SignedKeyset, check_keyset, read_keyset
-from affidavit.trust.log import leaf_content, leaf_hash
+from affidavit.trust.log import (
+    leaf_content,
+    merkle_tree,
+)
 
 ROWS_PER_CHUNK = 1000
 
@@ -225,7 +228,7 @@ class LogComparison:
         )
         rows = connection.execute(query).all()
         for row in rows:
-            if leaf_hash(leaf_content(row.content, row.salt)) != bytes(row.leaf_hash):
+            if merkle_tree.leaf_hash(leaf_content(row.content, row.salt)) != bytes(row.leaf_hash):
                 raise LogDamaged(f"the log entry {row.id} is not the one of its leaf")
         for row in rows:
             _add(self._entries, row)

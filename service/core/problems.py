@@ -54,7 +54,7 @@ from affidavit.service.core.errors import (
     PolicyTampered,
 )
 from affidavit.trust import KeyFailure, KeysetError
-from affidavit.trust.log import BadTile
+from affidavit.trust.log import merkle_tree
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ECHOED = 80
@@ -284,7 +284,7 @@ def _log(error: LogDamaged) -> Problem:
     )
 
 
-def _not_logged(error: NotLogged | BadTile) -> Problem:
+def _not_logged(error: NotLogged | merkle_tree.BadTile) -> Problem:
     return Problem(404, "not_logged", f"{error}; GET /v1/tlog/checkpoint has the log's size.")
 
 
@@ -311,7 +311,7 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     PolicyTampered: _policies,
     LogDamaged: _log,
     NotLogged: _not_logged,
-    BadTile: _not_logged,
+    merkle_tree.BadTile: _not_logged,
     # A fault of this service: the traceback is logged and not sent.
     Exception: lambda _: Problem(
         500, "internal_error", "Internal error; the service's log has the details."

@@ -46,23 +46,12 @@ from affidavit.service.tables.log import (
     log_leaves,
 )
 from affidavit.trust.log import (
-    TILE_HEIGHT,
-    TILE_WIDTH,
     UNSALTED_KINDS,
     Consistency,
     Inclusion,
-    Place,
-    ProofError,
-    Range,
-    assemble,
-    consistency_path,
-    encode_entries,
-    inclusion_path,
     leaf_content,
-    places,
+    merkle_tree,
     read_checkpoint,
-    verify_consistency,
-    verify_inclusion,
 )
 
 
@@ -194,7 +183,7 @@ class LogReader(Store):
 
     def has_unsalted(self, level: int, number: int) -> bool:
         """Return whether a tile covers a leaf that should have a salt and has none."""
-        first = (number * TILE_WIDTH) << (TILE_HEIGHT * level)
+        first = (number * merkle_tree.TILE_WIDTH) << (merkle_tree.TILE_HEIGHT * level)
         return first < self.read(salted_from)
 
     def entries(self, start: int, end: int) -> Sequence[LoggedEntry]:
@@ -271,17 +260,17 @@ def _index_of(connection: Connection, leaf: bytes) -> int | None:
 def _prove_inclusion(
     connection: Connection, index: int, size: int, newest: StoredCheckpoint
 ) -> InclusionProof:
-    leaf = Place(0, index)
-    path = inclusion_path(index, size)
-    tree = Range(0, size)
-    hashes = read_hashes(connection, [leaf, *_places(path), *places(tree)])
-    proof = assemble(path, hashes)
+    leaf = merkle_tree.Place(0, index)
+    path = merkle_tree.inclusion_path(index, size)
+    tree = merkle_tree.Range(0, size)
+    hashes = read_hashes(connection, [leaf, *_places(path), *merkle_tree.places(tree)])
+    proof = merkle_tree.assemble(path, hashes)
     root = newest.checkpoint.root_hash
     if size != newest.checkpoint.size:
-        (root,) = assemble([tree], hashes)
+        (root,) = merkle_tree.assemble([tree], hashes)
     try:
-        verify_inclusion(hashes[leaf], index=index, size=size, proof=proof, root=root)
-    except ProofError as error:
+        merkle_tree.verify_inclusion(hashes[leaf], index=index, size=size, proof=proof, root=root)
+    except merkle_tree.ProofError as error:
         raise LogDamaged(
             f"the stored hashes do not prove leaf {index} of {size}: {error}"
         ) from None
@@ -289,22 +278,24 @@ def _prove_inclusion(
 
 
 def _prove_consistency(connection: Connection, first: int, second: int) -> Consistency:
-    path = consistency_path(first, second)
-    trees = [Range(0, first), Range(0, second)]
+    path = merkle_tree.consistency_path(first, second)
+    trees = [merkle_tree.Range(0, first), merkle_tree.Range(0, second)]
     hashes = read_hashes(connection, _places([*path, *trees]))
-    proof = assemble(path, hashes)
-    old, new = assemble(trees, hashes)
+    proof = merkle_tree.assemble(path, hashes)
+    old, new = merkle_tree.assemble(trees, hashes)
     try:
-        verify_consistency(first=first, second=second, first_root=old, second_root=new, proof=proof)
-    except ProofError as error:
+        merkle_tree.verify_consistency(
+            first=first, second=second, first_root=old, second_root=new, proof=proof
+        )
+    except merkle_tree.ProofError as error:
         raise LogDamaged(
             f"the stored hashes do not lead from {first} to {second}: {error}"
         ) from None
     return Consistency(first=first, second=second, hashes=tuple(proof))
 
 
-def _places(path: Sequence[Range]) -> list[Place]:
-    return [place for part in path for place in places(part)]
+def _places(path: Sequence[merkle_tree.Range]) -> list[merkle_tree.Place]:
+    return [place for part in path for place in merkle_tree.places(part)]
 
 
 # ---- the checkpoint that is served ---------------------------------------------------
@@ -417,10 +408,13 @@ def salted_from(connection: Connection) -> int:
 def tile_hashes(engine: Engine, level: int, number: int, width: int) -> bytes:
     """Return the first ``width`` hashes of a tile; raises ``NotLogged`` if there are fewer."""
     with reader(engine).connect() as connection:
-        first = _first(_size(connection) >> (TILE_HEIGHT * level), number, width)
-        places = [Place(TILE_HEIGHT * level, first + item) for item in range(width)]
-        hashes = read_hashes(connection, places)
-        return b"".join(hashes[place] for place in places)
+        first = _first(_size(connection) >> (merkle_tree.TILE_HEIGHT * level), number, width)
+        tile = [
+            merkle_tree.Place(merkle_tree.TILE_HEIGHT * level, first + item)
+            for item in range(width)
+        ]
+        hashes = read_hashes(connection, tile)
+        return b"".join(hashes[place] for place in tile)
 
 
 def tile_entries(engine: Engine, number: int, width: int) -> bytes:
@@ -437,7 +431,7 @@ def tile_entries(engine: Engine, number: int, width: int) -> bytes:
             .order_by(log_leaves.c.leaf_index)
         )
         rows = connection.execute(query).all()
-    return encode_entries(leaf_content(content, salt) for content, salt in rows)
+    return merkle_tree.encode_entries(leaf_content(content, salt) for content, salt in rows)
 
 
 def _size(connection: Connection) -> int:
@@ -446,7 +440,7 @@ def _size(connection: Connection) -> int:
 
 
 def _first(available: int, number: int, width: int) -> int:
-    first = number * TILE_WIDTH
-    if not 0 < width <= TILE_WIDTH or first + width > available:
+    first = number * merkle_tree.TILE_WIDTH
+    if not 0 < width <= merkle_tree.TILE_WIDTH or first + width > available:
         raise NotLogged("the log is not that long yet")
     return first

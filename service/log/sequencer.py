@@ -52,9 +52,8 @@ from affidavit.trust import KeyFailure, SigningPort
 from affidavit.trust.log import (
     BadNote,
     Checkpoint,
-    Frontier,
     leaf_content,
-    leaf_hash,
+    merkle_tree,
     read_checkpoint,
     sign_checkpoint,
 )
@@ -126,7 +125,10 @@ def sequence(
     if not entries and (last is None or not _needs_new_key(last, signer, now)):
         return Batch(last, signed=False, more=False)
     if entries:
-        leaves = [(row.entry_id, leaf_hash(leaf_content(row.content, row.salt))) for row in entries]
+        leaves = [
+            (row.entry_id, merkle_tree.leaf_hash(leaf_content(row.content, row.salt)))
+            for row in entries
+        ]
         _append(connection, tree, leaves)
     signed = _sign(connection, tree, signer, log_origin, now)
     return Batch(signed, signed=True, more=len(entries) == limit)
@@ -148,7 +150,9 @@ def _needs_new_key(last: StoredCheckpoint, key: SigningPort, now: datetime) -> b
     return last.key.development or not last.key.covers(now)
 
 
-def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int, bytes]]) -> None:
+def _append(
+    connection: Connection, tree: merkle_tree.Frontier, entries: Sequence[tuple[int, bytes]]
+) -> None:
     leaves: list[dict[str, Any]] = []
     nodes: list[dict[str, Any]] = []
     for entry_id, leaf in entries:
@@ -168,7 +172,7 @@ def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int,
 
 
 def _sign(
-    connection: Connection, tree: Frontier, key: SigningPort, origin: str, now: datetime
+    connection: Connection, tree: merkle_tree.Frontier, key: SigningPort, origin: str, now: datetime
 ) -> StoredCheckpoint:
     note = sign_checkpoint(key, origin=origin, size=tree.size, root_hash=tree.root(), at=now)
     insert_signing_key(connection, key.public.as_record(), now)

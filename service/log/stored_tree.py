@@ -26,22 +26,11 @@ from affidavit.service.tables.log import (
 )
 from affidavit.trust import KeyFailure, PublicKey
 from affidavit.trust.log import (
-    EMPTY_ROOT,
     BadNote,
     Checkpoint,
-    Frontier,
-    Place,
-    ProofError,
-    Range,
-    assemble,
-    consistency_path,
-    frontier_places,
     leaf_content,
-    leaf_hash,
-    node_hash,
+    merkle_tree,
     open_checkpoint,
-    places,
-    verify_consistency,
 )
 
 MAX_RANGE = 5000
@@ -108,18 +97,20 @@ def key_of(record: str) -> PublicKey:
         raise LogDamaged(f"the record of a key cannot be read: {error}") from None
 
 
-def read_hashes(connection: Connection, requested: Iterable[Place]) -> dict[Place, bytes]:
+def read_hashes(
+    connection: Connection, requested: Iterable[merkle_tree.Place]
+) -> dict[merkle_tree.Place, bytes]:
     """Read the stored hashes at these places; raises ``LogDamaged`` if one is missing."""
     remaining = set(requested)
     leaves = [place.position for place in remaining if place.level == 0]
     nodes = [tuple(place) for place in remaining if place.level > 0]
-    hashes: dict[Place, bytes] = {}
+    hashes: dict[merkle_tree.Place, bytes] = {}
     if leaves:
         for index, value in connection.execute(_LEAVES, {"keys": leaves}):
-            hashes[Place(0, index)] = bytes(value)
+            hashes[merkle_tree.Place(0, index)] = bytes(value)
     if nodes:
         for level, position, value in connection.execute(_NODES, {"keys": nodes}):
-            hashes[Place(level, position)] = bytes(value)
+            hashes[merkle_tree.Place(level, position)] = bytes(value)
     missing = remaining - hashes.keys()
     if missing:
         place = min(missing)
@@ -127,13 +118,13 @@ def read_hashes(connection: Connection, requested: Iterable[Place]) -> dict[Plac
     return hashes
 
 
-def read_frontier(connection: Connection, checkpoint: Checkpoint | None) -> Frontier:
+def read_frontier(connection: Connection, checkpoint: Checkpoint | None) -> merkle_tree.Frontier:
     """Read the tree of ``checkpoint`` to append to; raises ``LogDamaged`` if it differs."""
     size = 0 if checkpoint is None else checkpoint.size
-    frontier = frontier_places(size)
+    frontier = merkle_tree.frontier_places(size)
     hashes = read_hashes(connection, frontier)
-    tree = Frontier(size, (hashes[place] for place in frontier))
-    if tree.root() != (EMPTY_ROOT if checkpoint is None else checkpoint.root_hash):
+    tree = merkle_tree.Frontier(size, (hashes[place] for place in frontier))
+    if tree.root() != (merkle_tree.EMPTY_ROOT if checkpoint is None else checkpoint.root_hash):
         raise LogDamaged(f"the stored tree of {size} leaves does not have the signed root")
     last = connection.execute(select(func.max(log_leaves.c.leaf_index))).scalar_one()
     if (-1 if last is None else last) != size - 1:
@@ -147,17 +138,17 @@ def require_superset(connection: Connection, seen: Checkpoint, newest: Checkpoin
         raise LogDamaged(
             f"a checkpoint of {seen.origin} with {seen.size} leaves was seen before and is gone"
         )
-    path = consistency_path(seen.size, newest.size)
-    hashes = read_hashes(connection, (place for part in path for place in places(part)))
+    path = merkle_tree.consistency_path(seen.size, newest.size)
+    hashes = read_hashes(connection, (place for part in path for place in merkle_tree.places(part)))
     try:
-        verify_consistency(
+        merkle_tree.verify_consistency(
             first=seen.size,
             second=newest.size,
             first_root=seen.root_hash,
             second_root=newest.root_hash,
-            proof=assemble(path, hashes),
+            proof=merkle_tree.assemble(path, hashes),
         )
-    except ProofError as error:
+    except merkle_tree.ProofError as error:
         raise LogDamaged(
             f"the log does not extend the checkpoint of {seen.size} leaves seen before: {error}"
         ) from None
@@ -226,7 +217,7 @@ def _hash_entries(
     )
     hashes, altered = {}, []
     for index, stored, content, salt in connection.execute(query):
-        hashes[index] = leaf_hash(leaf_content(content, salt))
+        hashes[index] = merkle_tree.leaf_hash(leaf_content(content, salt))
         if hashes[index] != bytes(stored):
             altered.append(index)
     return hashes, sorted(altered)
@@ -234,12 +225,12 @@ def _hash_entries(
 
 def _root_with(connection: Connection, size: int, leaves: Mapping[int, bytes]) -> bytes:
     """Compute the root from the consecutive ``leaves`` and the stored hashes of the rest."""
-    tree, changed = Range(0, size), Range(min(leaves), max(leaves) + 1)
-    outside = [place for part in _outside(tree, changed) for place in places(part)]
+    tree, changed = merkle_tree.Range(0, size), merkle_tree.Range(min(leaves), max(leaves) + 1)
+    outside = [place for part in _outside(tree, changed) for place in merkle_tree.places(part)]
     return _root_of(tree, changed, leaves, read_hashes(connection, outside))
 
 
-def _outside(part: Range, changed: Range) -> Iterator[Range]:
+def _outside(part: merkle_tree.Range, changed: merkle_tree.Range) -> Iterator[merkle_tree.Range]:
     """Yield the largest subtrees of ``part`` without a leaf in ``changed``."""
     if part.end <= changed.start or part.start >= changed.end:
         yield part
@@ -249,16 +240,19 @@ def _outside(part: Range, changed: Range) -> Iterator[Range]:
 
 
 def _root_of(
-    part: Range, changed: Range, leaves: Mapping[int, bytes], stored: Mapping[Place, bytes]
+    part: merkle_tree.Range,
+    changed: merkle_tree.Range,
+    leaves: Mapping[int, bytes],
+    stored: Mapping[merkle_tree.Place, bytes],
 ) -> bytes:
     if part.end <= changed.start or part.start >= changed.end:
-        return assemble([part], stored)[0]
+        return merkle_tree.assemble([part], stored)[0]
     if part.end - part.start == 1:
         return leaves[part.start]
     left, right = (_root_of(half, changed, leaves, stored) for half in _halves(part))
-    return node_hash(left, right)
+    return merkle_tree.node_hash(left, right)
 
 
-def _halves(part: Range) -> tuple[Range, Range]:
+def _halves(part: merkle_tree.Range) -> tuple[merkle_tree.Range, merkle_tree.Range]:
     middle = part.start + (1 << ((part.end - part.start - 1).bit_length() - 1))
-    return Range(part.start, middle), Range(middle, part.end)
+    return merkle_tree.Range(part.start, middle), merkle_tree.Range(middle, part.end)

@@ -12,7 +12,10 @@ import pytest
 from playwright.sync_api import expect
 
 from affidavit.trust import PublicKey
-from affidavit.trust.log import open_checkpoint, verify_inclusion
+from affidavit.trust.log import (
+    merkle_tree,
+    open_checkpoint,
+)
 from tests.support.page_views import page_views
 
 pytestmark = pytest.mark.soak
@@ -88,7 +91,7 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
     leaf = hashlib.sha256(b"\x00" + shown["content"].encode()).digest()
     assert leaf.hex() == shown["entry"]["leaf_hash"]
     assert shown["checkpoint"]["size"] >= checkpoint.size
-    verify_inclusion(
+    merkle_tree.verify_inclusion(
         leaf,
         index=shown["entry"]["index"],
         size=shown["checkpoint"]["size"],

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.trust.log import encode_entries, tile_path
+from affidavit.trust.log import merkle_tree
 from tests.certificate.verification.test_monitoring import TRUSTED, MemoryLog, entry, honest
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
@@ -52,11 +52,13 @@ def write(log: MemoryLog, place: Path) -> None:
     (place / "checkpoint").write_text(log.note)
     for number in range(-(-size // 256)):
         width = min(256, size - 256 * number)
-        save(place / tile_path(0, number, width), b"".join(log.hashes(0, number, width)))
-        entries = encode_entries(log.entries(number, width))
-        save(place / tile_path("entries", number, width), entries)
+        save(
+            place / merkle_tree.tile_path(0, number, width), b"".join(log.hashes(0, number, width))
+        )
+        entries = merkle_tree.encode_entries(log.entries(number, width))
+        save(place / merkle_tree.tile_path("entries", number, width), entries)
     if above := size // 256:
-        save(place / tile_path(1, 0, above), b"".join(log.hashes(1, 0, above)))
+        save(place / merkle_tree.tile_path(1, 0, above), b"".join(log.hashes(1, 0, above)))
 
 
 def save(path: Path, content: bytes) -> None:
@@ -78,7 +80,7 @@ def test_a_log_is_followed_from_round_to_round(
     log.grow(*(entry(number) for number in range(300)))
     write(log, place)
     # Only the full tile is there any more.
-    (place / tile_path(0, 1, 44)).unlink()
+    (place / merkle_tree.tile_path(0, 1, 44)).unlink()
     code, report = answer(*command, "--checkpoint", str(elsewhere))
     assert (code, report["entries"], report["size"]) == (0, 300, 600)
     other = MemoryLog().grow(*(entry(-number) for number in range(700)))

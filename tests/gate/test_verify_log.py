@@ -21,9 +21,7 @@ from affidavit.trust import (
     format_instant,
 )
 from affidavit.trust.log import (
-    Frontier,
-    Place,
-    leaf_hash,
+    merkle_tree,
     read_checkpoint,
     sign_checkpoint,
 )
@@ -49,9 +47,13 @@ def log(document: Any) -> Log:
 @pytest.fixture
 def fork(log: Log) -> Log:
     """The same log with another entry 30 and what follows, signed by the same key."""
-    tree, nodes = Frontier(), {}
+    tree, nodes = merkle_tree.Frontier(), {}
     for item in range(45):
-        own = log.nodes[Place(0, item)] if item < 30 else leaf_hash(b"other %d" % item)
+        own = (
+            log.nodes[merkle_tree.Place(0, item)]
+            if item < 30
+            else merkle_tree.leaf_hash(b"other %d" % item)
+        )
         nodes.update(tree.append(own))
     return Log(nodes, 11, log.certificate)
 

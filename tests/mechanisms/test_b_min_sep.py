@@ -25,7 +25,7 @@ from affidavit.accountants.column_moments import (
 )
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
-from affidavit.checker.dominating_pairs import at_least
+from affidavit.checker import dominating_pairs
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
 from affidavit.mechanisms.strategies.moves_along_direction import separated_draws_mixture
@@ -370,7 +370,7 @@ def test_a_record_whose_turns_are_nearly_certain_shows_all_of_them(lot: int) -> 
 
 def test_chances_of_many_draws_are_rounded_up() -> None:
     above = float(participation_tail(np.array([140.0]), 1_000_000, 1e-4, 1)[0])
-    assert above >= at_least(141, 1_000_000, arb(1e-4))
+    assert above >= dominating_pairs.at_least(141, 1_000_000, arb(1e-4))
 
 
 def test_noise_is_found_for_a_target() -> None:

@@ -13,15 +13,9 @@ from affidavit.plan import plan_from
 from affidavit.trust import KeyRole, SigningKey, read_envelope
 from affidavit.trust.log import (
     Consistency,
-    Frontier,
     Inclusion,
-    Place,
-    Range,
-    assemble,
     certificate_entry,
-    consistency_path,
-    inclusion_path,
-    leaf_hash,
+    merkle_tree,
     sign_checkpoint,
 )
 
@@ -42,12 +36,12 @@ KEY = key_for()
 class Log:
     """A log in memory with a certificate at ``index``."""
 
-    nodes: dict[Place, bytes]
+    nodes: dict[merkle_tree.Place, bytes]
     index: int
     certificate: Certificate
 
     def root(self, size: int) -> bytes:
-        (result,) = assemble([Range(0, size)], self.nodes)
+        (result,) = merkle_tree.assemble([merkle_tree.Range(0, size)], self.nodes)
         return result
 
     def checkpoint(
@@ -66,7 +60,9 @@ class Log:
         return Inclusion(
             leaf_index=self.index,
             tree_size=size,
-            proof=tuple(assemble(inclusion_path(self.index, size), self.nodes)),
+            proof=tuple(
+                merkle_tree.assemble(merkle_tree.inclusion_path(self.index, size), self.nodes)
+            ),
             checkpoint=self.checkpoint(size, **checkpoint),
         ).as_document()
 
@@ -74,16 +70,20 @@ class Log:
         return {**json.loads(self.certificate.bundle), "log": self.part(size, **checkpoint)}
 
     def consistency(self, first: int, second: int) -> Consistency:
-        hashes = tuple(assemble(consistency_path(first, second), self.nodes))
+        hashes = tuple(
+            merkle_tree.assemble(merkle_tree.consistency_path(first, second), self.nodes)
+        )
         return Consistency(first=first, second=second, hashes=hashes)
 
 
 def log_of(certificate: Certificate, index: int, size: int, salt: bytes = b"") -> Log:
     envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
     own = certificate_entry(envelope, certificate.statement).leaf_hash
-    tree, nodes = Frontier(), {}
+    tree, nodes = merkle_tree.Frontier(), {}
     for item in range(size):
-        nodes.update(tree.append(own if item == index else leaf_hash(salt + b"%d" % item)))
+        nodes.update(
+            tree.append(own if item == index else merkle_tree.leaf_hash(salt + b"%d" % item))
+        )
     return Log(nodes, index, certificate)
 
 

@@ -14,12 +14,11 @@ from affidavit.trust import SigningKey
 from affidavit.trust.log import (
     Checkpoint,
     NoteKey,
-    ProofError,
     WitnessKey,
+    merkle_tree,
     open_note,
     parse_note,
     read_checkpoint,
-    verify_consistency,
 )
 
 
@@ -56,14 +55,14 @@ class Witness:
             return 409, "text/x.tlog.size", f"{size}\n".encode()
         try:
             if self.last is not None:
-                verify_consistency(
+                merkle_tree.verify_consistency(
                     first=size,
                     second=new.size,
                     first_root=self.last.root_hash,
                     second_root=new.root_hash,
                     proof=[base64.b64decode(line, validate=True) for line in proof],
                 )
-        except ProofError as error:
+        except merkle_tree.ProofError as error:
             return 422, "text/plain", str(error).encode()
         self.last = new
         return 200, "text/plain", cosign(note, self.name, self.key, datetime.now(UTC)).encode()

@@ -64,11 +64,7 @@ from affidavit.trust import (
 )
 from affidavit.trust.dsse import encode_base64
 from affidavit.trust.log import (
-    Frontier,
-    Place,
-    assemble,
-    inclusion_path,
-    leaf_hash,
+    merkle_tree,
     read_checkpoint,
     sign_checkpoint,
 )
@@ -310,13 +306,15 @@ def evidence_of(
     entry: dict[str, Any] = {"kind": "approval", "subject": "s", "actor": "a", "at": at, "body": {}}
     leaf = canonical_json(entry)
     log = log_of(certified(document, SIGNER), 3, 9)
-    tree, nodes = Frontier(), dict(log.nodes)
+    tree, nodes = merkle_tree.Frontier(), dict(log.nodes)
     for index in range(size):
-        known = nodes.get(Place(0, index))
-        nodes.update(tree.append(leaf_hash(leaf) if index >= 9 or known is None else known))
+        known = nodes.get(merkle_tree.Place(0, index))
+        nodes.update(
+            tree.append(merkle_tree.leaf_hash(leaf) if index >= 9 or known is None else known)
+        )
     bundle = {**json.loads(log.certificate.bundle), "log": log.part(9, key=LOGGER)}
     longer = replace(log, nodes=nodes)
-    proof = assemble(inclusion_path(size - 1, size), nodes)
+    proof = merkle_tree.assemble(merkle_tree.inclusion_path(size - 1, size), nodes)
     proofs = {
         "checkpoint": longer.checkpoint(size, key=LOGGER, at=NOW + dated),
         "entries": [{"index": size - 1, "hashes": list(map(encode_base64, proof))}],

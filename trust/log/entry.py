@@ -46,11 +46,7 @@ from affidavit.trust.dsse import (
     validated,
 )
 from affidavit.trust.key import parse_instant
-from affidavit.trust.log.merkle_tree import (
-    HASH_BYTES,
-    MAX_LEAVES,
-    leaf_hash,
-)
+from affidavit.trust.log import merkle_tree
 
 UNSALTED_KINDS = frozenset({"certificate", "refusal"})
 """The kinds of entries whose leaves follow from a signed envelope alone."""
@@ -101,7 +97,7 @@ class LogEntry:
     @property
     def leaf_hash(self) -> bytes:
         """The hash of the leaf, for kinds without a salt."""
-        return leaf_hash(self.content)
+        return merkle_tree.leaf_hash(self.content)
 
 
 def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> LogEntry:
@@ -141,15 +137,15 @@ def _require_size(size: int | None) -> int:
 
 
 def _validate_hash(value: bytes) -> bytes:
-    if len(value) != HASH_BYTES:
-        raise PydanticCustomError("hash", f"not a hash of {HASH_BYTES} bytes")
+    if len(value) != merkle_tree.HASH_BYTES:
+        raise PydanticCustomError("hash", f"not a hash of {merkle_tree.HASH_BYTES} bytes")
     return value
 
 
 Hashes = Annotated[
     tuple[Annotated[Base64, AfterValidator(_validate_hash)], ...], Field(max_length=MAX_HASHES)
 ]
-Leaves = Annotated[int, Field(ge=0, le=MAX_LEAVES)]
+Leaves = Annotated[int, Field(ge=0, le=merkle_tree.MAX_LEAVES)]
 
 
 class Inclusion(SignedPart):

@@ -55,7 +55,7 @@ from affidavit.trust.key import (
     format_instant,
     parse_instant,
 )
-from affidavit.trust.log.merkle_tree import HASH_BYTES, MAX_LEAVES
+from affidavit.trust.log import merkle_tree
 
 MAX_NOTE_BYTES = 1_000_000
 MAX_SIGNATURES = 100
@@ -249,7 +249,10 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         require_name(self.origin)
-        if not 0 <= self.size <= MAX_LEAVES or len(self.root_hash) != HASH_BYTES:
+        if (
+            not 0 <= self.size <= merkle_tree.MAX_LEAVES
+            or len(self.root_hash) != merkle_tree.HASH_BYTES
+        ):
             raise BadCheckpoint("a checkpoint has a size and a hash of 32 bytes")
 
     @property

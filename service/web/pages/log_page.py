@@ -59,13 +59,11 @@ from affidavit.service.web.pages.text import capitalized
 from affidavit.service.web.routes.log import TEXT
 from affidavit.trust import PublicKey
 from affidavit.trust.log import (
-    MAX_LEAVES,
     BadNote,
     Checkpoint,
-    ProofError,
+    merkle_tree,
     open_checkpoint,
     read_checkpoint,
-    verify_consistency,
 )
 
 # ---- a saved checkpoint --------------------------------------------------------------
@@ -115,14 +113,14 @@ def _contradiction(saved: Checkpoint, newest: Checkpoint, log: LogReader) -> str
     if saved.size == 0:
         return ""
     try:
-        verify_consistency(
+        merkle_tree.verify_consistency(
             first=saved.size,
             second=newest.size,
             first_root=saved.root_hash,
             second_root=newest.root_hash,
             proof=log.consistency(saved.size, newest.size).hashes,
         )
-    except ProofError:
+    except merkle_tree.ProofError:
         return f"the first {saved.size:,} entries of the log have changed since"
     return ""
 
@@ -158,7 +156,7 @@ def _day(text: str) -> datetime:
     return datetime.combine(date.fromisoformat(text), time(), UTC)
 
 
-Index = Annotated[int, Path(ge=0, le=MAX_LEAVES)]
+Index = Annotated[int, Path(ge=0, le=merkle_tree.MAX_LEAVES)]
 Text = Annotated[str, Field(max_length=255)]
 Number = Annotated[str, Field(max_length=20)]
 Day = Annotated[str, Field(max_length=10), AfterValidator(_validate_day)]
@@ -177,7 +175,7 @@ class Search(QueryModel):
     since: Day = ""
     until: Day = ""
     raw: Literal["", "yes"] = ""
-    before: Annotated[int, Field(ge=0, le=MAX_LEAVES)] | None = None
+    before: Annotated[int, Field(ge=0, le=merkle_tree.MAX_LEAVES)] | None = None
 
     @property
     def filters(self) -> dict[str, str]:

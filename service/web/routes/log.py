@@ -36,7 +36,7 @@ from affidavit.service.web.dependencies import TheServices, services_of
 from affidavit.service.web.openapi import problems
 from affidavit.service.web.routing import next_page
 from affidavit.trust import encode_base64
-from affidavit.trust.log import MAX_LEAVES, BadTile, parse_tile_number
+from affidavit.trust.log import merkle_tree
 
 TEXT = "text/plain"
 PAGE_SIZE = 500
@@ -44,8 +44,8 @@ PAGE_SIZE = 500
 
 router = APIRouter()
 
-Index = Annotated[int, Field(ge=0, le=MAX_LEAVES)]
-Size = Annotated[int, Field(ge=1, le=MAX_LEAVES)]
+Index = Annotated[int, Field(ge=0, le=merkle_tree.MAX_LEAVES)]
+Size = Annotated[int, Field(ge=1, le=merkle_tree.MAX_LEAVES)]
 Hash = Annotated[str, Field(json_schema_extra={"format": "byte"}, description="32 bytes, base64.")]
 
 _LINES = {"content": {TEXT: {"schema": {"type": "string"}}}}
@@ -70,7 +70,7 @@ class EntriesQuery(QueryModel):
     """The first and the last leaf, both included."""
 
     start: Index = 0
-    end: Index = MAX_LEAVES
+    end: Index = merkle_tree.MAX_LEAVES
 
 
 class _CamelModel(ResponseModel):
@@ -226,8 +226,8 @@ class HashesGuard(Open):
         level, number = (request.path_params[name] for name in ("level", "number"))
         if re.fullmatch(LEVEL, level) is None:
             return  # the route accepts no other spelling, such as 0.0
-        with suppress(BadTile):  # reported by the route
-            tile = int(level), parse_tile_number(number)[0]
+        with suppress(merkle_tree.BadTile):  # reported by the route
+            tile = int(level), merkle_tree.parse_tile_number(number)[0]
             if await run_in_threadpool(services_of(request).log.has_unsalted, *tile):
                 await ENTRIES_GUARD(request)
 
@@ -267,7 +267,7 @@ def entry_tile(
     number: Number,
 ) -> Response:
     """Up to 256 entries, each after its length in two bytes."""
-    return _file(request, tile_entries(services.engine, *parse_tile_number(number)))
+    return _file(request, tile_entries(services.engine, *merkle_tree.parse_tile_number(number)))
 
 
 @router.get(
@@ -284,7 +284,9 @@ def tile(
     number: Number,
 ) -> Response:
     """Up to 256 hashes of one level of the tree; of leaves without a salt, for scope ``audit``."""
-    return _file(request, tile_hashes(services.engine, int(level), *parse_tile_number(number)))
+    return _file(
+        request, tile_hashes(services.engine, int(level), *merkle_tree.parse_tile_number(number))
+    )
 
 
 def _file(request: Request, content: bytes) -> Response:

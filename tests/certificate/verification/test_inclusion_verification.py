@@ -30,9 +30,7 @@ from affidavit.trust import (
 from affidavit.trust.log import (
     Checkpoint,
     Consistency,
-    Frontier,
-    Place,
-    leaf_hash,
+    merkle_tree,
     note_key,
     read_checkpoint,
     read_inclusion,
@@ -309,9 +307,13 @@ def test_step_12_without_a_proof_nothing_is_claimed_or_kept(log: Log) -> None:
 def test_step_12_a_fork(log: Log, certificate: Certificate) -> None:
     """The last rows dropped and others appended, signed by the log's true key."""
     forked = log_of(certificate, 11, 40)
-    tree, nodes = Frontier(), {}
+    tree, nodes = merkle_tree.Frontier(), {}
     for item in range(45):
-        own = forked.nodes[Place(0, item)] if item < 30 else leaf_hash(b"rewritten %d" % item)
+        own = (
+            forked.nodes[merkle_tree.Place(0, item)]
+            if item < 30
+            else merkle_tree.leaf_hash(b"rewritten %d" % item)
+        )
         nodes.update(tree.append(own))
     forked = Log(nodes, 11, certificate)
     assert rejected(forked.bundle(40), seen=seen(log, 40)) == (12, "log_rewritten")

@@ -27,9 +27,7 @@ from affidavit.trust import (
     TrustPolicy,
 )
 from affidavit.trust.log import (
-    Frontier,
-    Place,
-    leaf_hash,
+    merkle_tree,
     sign_checkpoint,
 )
 from tests.support.trust import trusting
@@ -53,8 +51,8 @@ class MemoryLog:
     """A log as tiles, whose operator may serve anything."""
 
     contents: list[bytes] = field(default_factory=list)
-    nodes: dict[Place, bytes] = field(default_factory=dict)
-    tree: Frontier = field(default_factory=Frontier)
+    nodes: dict[merkle_tree.Place, bytes] = field(default_factory=dict)
+    tree: merkle_tree.Frontier = field(default_factory=merkle_tree.Frontier)
     key: SigningKey = LOGGER
     origin: str = ORIGIN
     note: str = ""
@@ -62,7 +60,7 @@ class MemoryLog:
     def grow(self, *entries: bytes) -> MemoryLog:
         for content in entries:
             self.contents.append(content)
-            self.nodes.update(self.tree.append(leaf_hash(content)))
+            self.nodes.update(self.tree.append(merkle_tree.leaf_hash(content)))
         self.sign(self.tree.size, self.tree.root())
         return self
 
@@ -73,7 +71,7 @@ class MemoryLog:
         return self.note
 
     def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
-        places = [Place(8 * level, 256 * number + item) for item in range(width)]
+        places = [merkle_tree.Place(8 * level, 256 * number + item) for item in range(width)]
         if places[-1] not in self.nodes:
             raise MissingTile("no such tile")
         return [self.nodes[place] for place in places]
@@ -138,7 +136,7 @@ def test_what_is_missing_or_altered_is_named() -> None:
     assert codes(look(log)) == [("entry_missing", 599)]
     log = honest()
     seen = honest(300).note
-    del log.nodes[Place(0, 280)]
+    del log.nodes[merkle_tree.Place(0, 280)]
     log.nodes = {place: node for place, node in log.nodes.items() if place.position < 280}
     assert codes(look(log, seen)) == [("entry_missing", None)]
     # The hashes of another tree beside true entries, and a root of neither.

@@ -24,13 +24,10 @@ from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.log.stored_tree import StoredCheckpoint
 from affidavit.trust import SigningKey
 from affidavit.trust.log import (
-    Frontier,
-    ProofError,
     leaf_content,
-    leaf_hash,
+    merkle_tree,
     read_checkpoint,
     sign_checkpoint,
-    verify_consistency,
 )
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
 
@@ -252,8 +249,8 @@ def test_the_last_rows_are_dropped_and_others_appended(
     assert log.codes(seen.checkpoint) == {"rewritten"}
     # Its own proofs show it to whoever remembers the checkpoint.
     proof = log.reader.consistency(13, 17)
-    with pytest.raises(ProofError):
-        verify_consistency(
+    with pytest.raises(merkle_tree.ProofError):
+        merkle_tree.verify_consistency(
             first=13,
             second=17,
             first_root=seen.checkpoint.root_hash,
@@ -339,12 +336,12 @@ def _rewrite_tree(log: Log, tamper: Tamper, changed: int) -> None:
         f"UPDATE log_entries SET content = REPLACE(content, '\"run {changed}\"', '\"run 999\"'), "
         f"subject = 'run 999' WHERE subject = 'run {changed}'"
     )
-    tree = Frontier()
+    tree = merkle_tree.Frontier()
     with log.as_owner() as connection:
         query = text("SELECT content, salt FROM log_entries ORDER BY id")
         rows: Any = connection.execute(query).all()
         for content, salt in rows:
-            for place, value in tree.append(leaf_hash(leaf_content(content, salt))):
+            for place, value in tree.append(merkle_tree.leaf_hash(leaf_content(content, salt))):
                 table = "log_nodes" if place.level else "log_leaves"
                 if place.level:
                     statement = (

@@ -23,7 +23,10 @@ from affidavit.service.log.stored_tree import verify_range
 from affidavit.service.operation import database_admin
 from affidavit.service.settings import Settings
 from affidavit.trust import KeyStore
-from affidavit.trust.log import LogEntry, decode_entries, decode_hashes, leaf_hash, node_hash
+from affidavit.trust.log import (
+    LogEntry,
+    merkle_tree,
+)
 from tests.service.log.conftest import Log
 
 SECOND = datetime(2026, 3, 1, 9, 30, tzinfo=UTC)
@@ -65,7 +68,7 @@ class PublicLog:
         size = self.log.reader.latest().checkpoint.size
         answer = self.tile(f"0/000.p/{size}")
         assert answer.status_code == 200
-        return decode_hashes(answer.content)
+        return merkle_tree.decode_hashes(answer.content)
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def public(
 def confirmed(public: PublicLog, spell: Callable[[LogEntry], bytes]) -> list[LogEntry]:
     """The guesses, spelled in some way, whose hash is in the public tiles."""
     seen = set(public.hashes())
-    return [guess for guess in guesses() if leaf_hash(spell(guess)) in seen]
+    return [guess for guess in guesses() if merkle_tree.leaf_hash(spell(guess)) in seen]
 
 
 def with_salt(guess: LogEntry, salt: str) -> bytes:
@@ -111,8 +114,10 @@ def test_guesses_of_names_and_a_second_confirm_nothing(public: PublicLog) -> Non
         assert confirmed(public, spell) == [], name
     # Whoever may read the entry sees the salt, and what was hashed.
     size = len(public.hashes())
-    contents = decode_entries(public.tile(f"entries/000.p/{size}", public.auditor).content)
-    assert [leaf_hash(content) for content in contents] == public.hashes()
+    contents = merkle_tree.decode_entries(
+        public.tile(f"entries/000.p/{size}", public.auditor).content
+    )
+    assert [merkle_tree.leaf_hash(content) for content in contents] == public.hashes()
     salt = json.loads(contents[-1])["salt"]
     assert confirmed(public, lambda guess: with_salt(guess, salt)) == [chosen]
 
@@ -126,10 +131,10 @@ def test_equal_entries_and_the_hashes_above_them_confirm_nothing(public: PublicL
     public.log.sequence()
     leaves = public.hashes()
     assert len(leaves) == len(set(leaves))
-    pair = leaf_hash(chosen.content)
+    pair = merkle_tree.leaf_hash(chosen.content)
     proof = public.log.reader.inclusion(0, None, 6).hashes
-    assert node_hash(leaves[-2], leaves[-1]) in proof
-    assert node_hash(pair, pair) not in proof
+    assert merkle_tree.node_hash(leaves[-2], leaves[-1]) in proof
+    assert merkle_tree.node_hash(pair, pair) not in proof
 
 
 def test_a_proof_by_hash_confirms_no_guess(public: PublicLog) -> None:

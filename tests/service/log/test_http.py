@@ -25,12 +25,10 @@ from affidavit.trust import (
     VerificationError,
 )
 from affidavit.trust.log import (
-    leaf_hash,
+    merkle_tree,
     open_checkpoint,
     read_checkpoint,
     read_consistency,
-    verify_consistency,
-    verify_inclusion,
 )
 from tests.support.polling import wait_until
 from tests.support.trust import trusting
@@ -125,12 +123,12 @@ def test_proofs_of_inclusion_for_every_leaf_and_size(client: Client, certified: 
     entries = client.get("/v1/log/entries").json()["items"]
     for size, root in roots.items():
         for entry in entries[:size]:
-            leaf = leaf_hash(entry["content"].encode())
+            leaf = merkle_tree.leaf_hash(entry["content"].encode())
             assert base64.b64decode(entry["leafHash"]) == leaf
             for which in (f"index={entry['leafIndex']}", f"hash={leaf.hex()}"):
                 answer = client.get(f"/v1/log/proof/inclusion?{which}&size={size}").json()
                 assert (answer["leafIndex"], answer["treeSize"]) == (entry["leafIndex"], size)
-                verify_inclusion(
+                merkle_tree.verify_inclusion(
                     leaf,
                     index=entry["leafIndex"],
                     size=size,
@@ -145,7 +143,7 @@ def test_proofs_of_inclusion_for_every_leaf_and_size(client: Client, certified: 
                 assert answer.status_code == 404
                 continue
             proof = read_consistency(answer.json())
-            verify_consistency(
+            merkle_tree.verify_consistency(
                 first=first, second=second, first_root=old, second_root=new, proof=proof.hashes
             )
 

@@ -27,9 +27,8 @@ from affidavit.trust import (
     SigningKey,
 )
 from affidavit.trust.log import (
-    Frontier,
     leaf_content,
-    leaf_hash,
+    merkle_tree,
     read_checkpoint,
 )
 from tests.service import child_processes
@@ -57,11 +56,11 @@ def order(log: Log) -> list[int]:
 def test_entries_get_their_places_in_order_and_are_signed(log: Log) -> None:
     stored = log.grow(1, 6, 130)
     assert order(log) == list(range(137))
-    tree = Frontier()
+    tree = merkle_tree.Frontier()
     with log.engine.connect() as connection:
         entries = select(log_entries.c.content, log_entries.c.salt).order_by(log_entries.c.id)
         for content, salt in connection.execute(entries):
-            tree.append(leaf_hash(leaf_content(content, salt)))
+            tree.append(merkle_tree.leaf_hash(leaf_content(content, salt)))
         sizes = connection.execute(select(log_checkpoints.c.tree_size).order_by("id")).scalars()
         assert list(sizes) == [1, 7, 137]
     assert stored.checkpoint.root_hash == tree.root()

@@ -19,20 +19,10 @@ from affidavit.service.log.reader import tile_entries, tile_hashes
 from affidavit.service.settings import Settings
 from affidavit.service.tables.log import log_entries, log_pending
 from affidavit.trust.log import (
-    BadTile,
-    Frontier,
     NoteKey,
-    decode_entries,
-    decode_hashes,
-    encode_entries,
-    frontier_hashes,
-    leaf_hash,
+    merkle_tree,
     open_note,
-    parse_tile_number,
     read_checkpoint,
-    tile_path,
-    verify_consistency,
-    verify_inclusion,
 )
 from affidavit.trust.log.note import sign_note
 from tests.service.log.conftest import Log
@@ -61,18 +51,22 @@ def test_tiles_are_the_bytes_that_go_makes(log: Log, logged: Engine) -> None:
     assert len(GO["tiles"]) > 5
     for path, digest in GO["tiles"].items():
         level, _, number = path.partition("/")
-        content = tile_hashes(logged, int(level), *parse_tile_number(number))
+        content = tile_hashes(logged, int(level), *merkle_tree.parse_tile_number(number))
         assert hashlib.sha256(content).hexdigest() == digest, path
     for number, width in ((0, 256), (2, 188), (2, 1)):
         content = tile_entries(logged, number, width)
         start = 256 * number
-        assert [item.decode() for item in decode_entries(content)] == ENTRIES[start : start + width]
+        assert [item.decode() for item in merkle_tree.decode_entries(content)] == ENTRIES[
+            start : start + width
+        ]
     for size in (1, 2, 255, 256, 257, 300, 512, 700):
-        hashes = frontier_hashes(size, lambda *tile: decode_hashes(tile_hashes(logged, *tile)))
-        expected = Frontier()
+        hashes = merkle_tree.frontier_hashes(
+            size, lambda *tile: merkle_tree.decode_hashes(tile_hashes(logged, *tile))
+        )
+        expected = merkle_tree.Frontier()
         for entry in ENTRIES[:size]:
-            expected.append(leaf_hash(entry.encode()))
-        assert Frontier(size, hashes).root() == expected.root()
+            expected.append(merkle_tree.leaf_hash(entry.encode()))
+        assert merkle_tree.Frontier(size, hashes).root() == expected.root()
     assert expected.root() == b64decode(GO["root"])
     for level, number, width in ((0, 2, 189), (0, 3, 1), (1, 0, 3), (2, 0, 1)):
         with pytest.raises(NotLogged):
@@ -81,14 +75,14 @@ def test_tiles_are_the_bytes_that_go_makes(log: Log, logged: Engine) -> None:
 
 def test_proofs_and_notes_of_go_are_ours() -> None:
     root, old = b64decode(GO["root"]), b64decode(GO["smaller_root"])
-    verify_inclusion(
-        leaf_hash(ENTRIES[GO["index"]].encode()),
+    merkle_tree.verify_inclusion(
+        merkle_tree.leaf_hash(ENTRIES[GO["index"]].encode()),
         index=GO["index"],
         size=GO["size"],
         proof=[b64decode(item) for item in GO["inclusion"]],
         root=root,
     )
-    verify_consistency(
+    merkle_tree.verify_consistency(
         first=GO["smaller"],
         second=GO["size"],
         first_root=old,
@@ -105,8 +99,8 @@ def test_proofs_and_notes_of_go_are_ours() -> None:
 
 def test_paths_are_those_of_go() -> None:
     for path, number in GO["paths"].items():
-        assert tile_path(3, number, 17) == f"tile/{path}"
-        assert parse_tile_number(path.partition("/")[2]) == (number, 17)
+        assert merkle_tree.tile_path(3, number, 17) == f"tile/{path}"
+        assert merkle_tree.parse_tile_number(path.partition("/")[2]) == (number, 17)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +125,18 @@ def test_paths_are_those_of_go() -> None:
     ],
 )
 def test_what_is_no_path_of_a_tile_is_refused(text: str) -> None:
-    with pytest.raises(BadTile):
-        parse_tile_number(text)
+    with pytest.raises(merkle_tree.BadTile):
+        merkle_tree.parse_tile_number(text)
 
 
 def test_entries_that_do_not_fit_are_refused() -> None:
     longest = b"x" * 65535
-    assert decode_entries(encode_entries([b"", longest])) == [b"", longest]
-    with pytest.raises(BadTile, match="65535"):
-        encode_entries([longest + b"x"])
+    assert merkle_tree.decode_entries(merkle_tree.encode_entries([b"", longest])) == [b"", longest]
+    with pytest.raises(merkle_tree.BadTile, match="65535"):
+        merkle_tree.encode_entries([longest + b"x"])
     for cut in (1, 3, 65538):
-        with pytest.raises(BadTile):
-            decode_entries(encode_entries([b"", longest])[:cut])
+        with pytest.raises(merkle_tree.BadTile):
+            merkle_tree.decode_entries(merkle_tree.encode_entries([b"", longest])[:cut])
 
 
 def test_over_http_hashes_are_for_all_and_entries_for_whom_the_operator_says(
@@ -163,8 +157,8 @@ def test_over_http_hashes_are_for_all_and_entries_for_whom_the_operator_says(
         assert client.get("/v1/tlog/tile/7/000").status_code in (404, 422)
         assert client.get("/v1/tlog/tile/entries/000.p/3").status_code in (401, 403)
     with client_of(Settings(**settings, public_log_entries=True)) as client:
-        entries = decode_entries(client.get("/v1/tlog/tile/entries/000.p/3").content)
-        leaves = decode_hashes(client.get("/v1/tlog/tile/0/000.p/3").content)
-        assert [leaf_hash(entry) for entry in entries] == leaves
+        entries = merkle_tree.decode_entries(client.get("/v1/tlog/tile/entries/000.p/3").content)
+        leaves = merkle_tree.decode_hashes(client.get("/v1/tlog/tile/0/000.p/3").content)
+        assert [merkle_tree.leaf_hash(entry) for entry in entries] == leaves
     with pytest.raises(SettingsError, match="AFFIDAVIT_LOG_ENTRIES"):
         Settings.from_environment({"AFFIDAVIT_LOG_ENTRIES": "yes"})

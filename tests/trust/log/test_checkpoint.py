@@ -10,11 +10,10 @@ import pytest
 from affidavit.trust import SigningKey
 from affidavit.trust.dsse import PAYLOAD_TYPE, pre_authentication_encoding
 from affidavit.trust.log import (
-    EMPTY_ROOT,
-    MAX_LEAVES,
     BadNote,
     Checkpoint,
     NoteKey,
+    merkle_tree,
     note_key,
     open_checkpoint,
     open_note,
@@ -65,7 +64,7 @@ def test_times_are_in_utc_and_whole_seconds() -> None:
     at = NOON.replace(microsecond=999_999).astimezone(
         datetime.now(UTC).astimezone().tzinfo
     ) + timedelta(0)
-    note = sign_checkpoint(KEY, origin="o", size=0, root_hash=EMPTY_ROOT, at=at)
+    note = sign_checkpoint(KEY, origin="o", size=0, root_hash=merkle_tree.EMPTY_ROOT, at=at)
     assert read_checkpoint(note).signed_at == NOON
 
 
@@ -89,7 +88,7 @@ def test_times_are_in_utc_and_whole_seconds() -> None:
         f"o\n 1\n{ROOT}\n",
         f"o\n1e3\n{ROOT}\n",
         f"o\n\u0661\n{ROOT}\n",
-        f"o\n{MAX_LEAVES + 1}\n{ROOT}\n",
+        f"o\n{merkle_tree.MAX_LEAVES + 1}\n{ROOT}\n",
         f"o\n{10**30}\n{ROOT}\n",
         f"o\n1\n{ROOT[:-4]}\n",
         f"o\n1\n{ROOT}{ROOT}\n",

@@ -11,22 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.trust.log import (
-    EMPTY_ROOT,
-    Frontier,
-    Place,
-    ProofError,
-    Range,
-    assemble,
-    consistency_path,
-    frontier_places,
-    inclusion_path,
-    leaf_hash,
-    node_hash,
-    places,
-    verify_consistency,
-    verify_inclusion,
-)
+from affidavit.trust.log import merkle_tree
 from tests.support.random_seeds import examples
 from tests.trust.log import reference_tree
 
@@ -37,11 +22,13 @@ LARGEST = 70
 ENTRIES = tuple(b"entry %d" % item for item in range(LARGEST))
 
 
-def grown(entries: tuple[bytes, ...]) -> tuple[Frontier, dict[Place, bytes]]:
+def grown(
+    entries: tuple[bytes, ...],
+) -> tuple[merkle_tree.Frontier, dict[merkle_tree.Place, bytes]]:
     """The tree of these entries, and the hashes of all its perfect subtrees."""
-    tree, nodes = Frontier(), {}
+    tree, nodes = merkle_tree.Frontier(), {}
     for entry in entries:
-        nodes.update(tree.append(leaf_hash(entry)))
+        nodes.update(tree.append(merkle_tree.leaf_hash(entry)))
     return tree, nodes
 
 
@@ -53,11 +40,11 @@ def root(size: int) -> bytes:
 
 
 def inclusion(index: int, size: int) -> list[bytes]:
-    return assemble(inclusion_path(index, size), NODES)
+    return merkle_tree.assemble(merkle_tree.inclusion_path(index, size), NODES)
 
 
 def consistency(first: int, second: int) -> list[bytes]:
-    return assemble(consistency_path(first, second), NODES)
+    return merkle_tree.assemble(merkle_tree.consistency_path(first, second), NODES)
 
 
 # ---- published vectors ---------------------------------------------------------------
@@ -75,10 +62,10 @@ def test_the_published_inclusion_proofs(vector: dict[str, Any]) -> None:
     entries = tuple(bytes.fromhex(item) for item in VECTORS["leaves"])
     _, nodes = grown(entries)
     index, size = vector["index"], vector["size"]
-    created = assemble(inclusion_path(index, size), nodes)
+    created = merkle_tree.assemble(merkle_tree.inclusion_path(index, size), nodes)
     assert [entry.hex() for entry in created] == vector["proof"]
-    verify_inclusion(
-        leaf_hash(entries[index]),
+    merkle_tree.verify_inclusion(
+        merkle_tree.leaf_hash(entries[index]),
         index=index,
         size=size,
         proof=created,
@@ -90,10 +77,10 @@ def test_the_published_inclusion_proofs(vector: dict[str, Any]) -> None:
 def test_the_published_consistency_proofs(vector: dict[str, Any]) -> None:
     _, nodes = grown(tuple(bytes.fromhex(element) for element in VECTORS["leaves"]))
     first, second = vector["first"], vector["second"]
-    created = assemble(consistency_path(first, second), nodes)
+    created = merkle_tree.assemble(merkle_tree.consistency_path(first, second), nodes)
     assert [entry.hex() for entry in created] == vector["proof"]
     roots = [bytes.fromhex(item) for item in VECTORS["roots"]]
-    verify_consistency(
+    merkle_tree.verify_consistency(
         first=first,
         second=second,
         first_root=roots[first],
@@ -109,15 +96,15 @@ def test_the_published_consistency_proofs(vector: dict[str, Any]) -> None:
 def test_every_tree_to_70_leaves_is_the_rfcs(size: int) -> None:
     tree, nodes = grown(ENTRIES[:size])
     assert tree.root() == root(size)
-    requested = frontier_places(size)
+    requested = merkle_tree.frontier_places(size)
     assert len(requested) == size.bit_count()
-    assert Frontier(size, [nodes[place] for place in requested]).root() == root(size)
+    assert merkle_tree.Frontier(size, [nodes[place] for place in requested]).root() == root(size)
     for index in range(size):
         created = inclusion(index, size)
         assert created == reference_tree.path(index, ENTRIES[:size])
-        leaf = leaf_hash(ENTRIES[index])
+        leaf = merkle_tree.leaf_hash(ENTRIES[index])
         assert reference_tree.root_by(index, size, leaf, created) == root(size)
-        verify_inclusion(leaf, index=index, size=size, proof=created, root=root(size))
+        merkle_tree.verify_inclusion(leaf, index=index, size=size, proof=created, root=root(size))
     for first in range(1, size + 1):
         created = consistency(first, size)
         assert created == reference_tree.proof(first, ENTRIES[:size])
@@ -125,7 +112,9 @@ def test_every_tree_to_70_leaves_is_the_rfcs(size: int) -> None:
 
 
 def check(first: int, second: int, old: bytes, new: bytes, proof: list[bytes]) -> None:
-    verify_consistency(first=first, second=second, first_root=old, second_root=new, proof=proof)
+    merkle_tree.verify_consistency(
+        first=first, second=second, first_root=old, second_root=new, proof=proof
+    )
 
 
 @pytest.mark.soak
@@ -133,22 +122,26 @@ def test_a_hundred_thousand_leaves() -> None:
     """Roots at many sizes against the definition, level by level, and proofs at the edges."""
     size = 100_000
     entries = [b"%d" % item for item in range(size)]
-    tree, nodes = Frontier(), {}
+    tree, nodes = merkle_tree.Frontier(), {}
     roots: dict[int, bytes] = {}
     for entry in entries:
-        nodes.update(tree.append(leaf_hash(entry)))
+        nodes.update(tree.append(merkle_tree.leaf_hash(entry)))
         if tree.size in (1, 65_535, 65_536, 65_537, 99_999, size):
             roots[tree.size] = tree.root()
     for requested, result in roots.items():
         assert result == by_levels(entries[:requested])
     for index in (0, 1, 65_535, 65_536, 98_303, 99_998, 99_999):
-        proof = assemble(inclusion_path(index, size), nodes)
-        leaf = leaf_hash(entries[index])
+        proof = merkle_tree.assemble(merkle_tree.inclusion_path(index, size), nodes)
+        leaf = merkle_tree.leaf_hash(entries[index])
         assert reference_tree.root_by(index, size, leaf, proof) == roots[size]
-        verify_inclusion(leaf, index=index, size=size, proof=proof, root=roots[size])
+        merkle_tree.verify_inclusion(leaf, index=index, size=size, proof=proof, root=roots[size])
     for first in sorted(roots):
         check(
-            first, size, roots[first], roots[size], assemble(consistency_path(first, size), nodes)
+            first,
+            size,
+            roots[first],
+            roots[size],
+            merkle_tree.assemble(merkle_tree.consistency_path(first, size), nodes),
         )
 
 
@@ -167,15 +160,23 @@ def by_levels(entries: list[bytes]) -> bytes:
 def test_a_proof_takes_about_two_log_n_hashes() -> None:
     for size in (10**6, 10**6 + 1, 2**20 - 1):
         for index in (0, size // 3, size - 1):
-            requested = [place for part in inclusion_path(index, size) for place in places(part)]
+            requested = [
+                place
+                for part in merkle_tree.inclusion_path(index, size)
+                for place in merkle_tree.places(part)
+            ]
             assert len(requested) <= 2 * size.bit_length()
         for first in (1, size // 3, size - 1):
-            requested = [place for part in consistency_path(first, size) for place in places(part)]
+            requested = [
+                place
+                for part in merkle_tree.consistency_path(first, size)
+                for place in merkle_tree.places(part)
+            ]
             assert len(requested) <= 2 * size.bit_length() + 2
 
 
 def test_appending_makes_about_two_hashes_a_leaf() -> None:
-    tree = Frontier()
+    tree = merkle_tree.Frontier()
     created = [len(tree.append(bytes(32))) for _ in range(1024)]
     assert sum(created) == 2 * 1024 - 1
     assert max(created) == 11
@@ -204,7 +205,7 @@ def mutations(proof: list[bytes]) -> list[list[bytes]]:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13, 32, 33, 70])
 def test_no_changed_inclusion_proof_passes(size: int) -> None:
     for index in range(size):
-        leaf, proof = leaf_hash(ENTRIES[index]), inclusion(index, size)
+        leaf, proof = merkle_tree.leaf_hash(ENTRIES[index]), inclusion(index, size)
         for other in range(size + 3):
             if other != index:
                 refuse_inclusion(leaf, other, size, proof, root(size))
@@ -212,8 +213,8 @@ def test_no_changed_inclusion_proof_passes(size: int) -> None:
             # Another size is another root; some keep the path, as the RFC's algorithm allows.
             if 0 < other <= LARGEST and other != size:
                 refuse_inclusion(leaf, index, other, proof, root(other))
-        refuse_inclusion(leaf_hash(b"another"), index, size, proof, root(size))
-        refuse_inclusion(leaf, index, size, proof, EMPTY_ROOT)
+        refuse_inclusion(merkle_tree.leaf_hash(b"another"), index, size, proof, root(size))
+        refuse_inclusion(leaf, index, size, proof, merkle_tree.EMPTY_ROOT)
         refuse_inclusion(leaf, index, size, proof, b"")
         refuse_inclusion(leaf[:31], index, size, proof, root(size))
         for mutated in mutations(proof):
@@ -230,30 +231,30 @@ def test_no_changed_consistency_proof_passes(second: int) -> None:
         refuse_consistency(second + 1, second, old, new, proof)
         refuse_consistency(0, second, old, new, proof)
         refuse_consistency(-1, second, old, new, proof)
-        refuse_consistency(first, second, EMPTY_ROOT, new, proof)
-        refuse_consistency(first, second, old, EMPTY_ROOT, proof)
+        refuse_consistency(first, second, merkle_tree.EMPTY_ROOT, new, proof)
+        refuse_consistency(first, second, old, merkle_tree.EMPTY_ROOT, proof)
         if first != second:
             refuse_consistency(first, second, new, old, proof)
             refuse_consistency(second, first, new, old, proof)
 
 
 def test_the_empty_tree_has_no_leaf_and_proves_nothing() -> None:
-    assert Frontier().root() == EMPTY_ROOT == hashlib.sha256(b"").digest()
-    refuse_inclusion(leaf_hash(b""), 0, 0, [], EMPTY_ROOT)
-    refuse_consistency(0, 0, EMPTY_ROOT, EMPTY_ROOT, [])
-    refuse_consistency(0, 1, EMPTY_ROOT, root(1), [])
+    assert merkle_tree.Frontier().root() == merkle_tree.EMPTY_ROOT == hashlib.sha256(b"").digest()
+    refuse_inclusion(merkle_tree.leaf_hash(b""), 0, 0, [], merkle_tree.EMPTY_ROOT)
+    refuse_consistency(0, 0, merkle_tree.EMPTY_ROOT, merkle_tree.EMPTY_ROOT, [])
+    refuse_consistency(0, 1, merkle_tree.EMPTY_ROOT, root(1), [])
     for first, second in ((0, 1), (-1, 1), (2, 1)):
-        with pytest.raises(ProofError):
-            consistency_path(first, second)
+        with pytest.raises(merkle_tree.ProofError):
+            merkle_tree.consistency_path(first, second)
     for index, size in ((0, 0), (1, 1), (-1, 1)):
-        with pytest.raises(ProofError):
-            inclusion_path(index, size)
+        with pytest.raises(merkle_tree.ProofError):
+            merkle_tree.inclusion_path(index, size)
 
 
 def test_a_node_does_not_pass_as_a_leaf() -> None:
-    left, right = leaf_hash(b"a"), leaf_hash(b"b")
-    assert leaf_hash(left + right) != node_hash(left, right)
-    assert leaf_hash(b"") != EMPTY_ROOT
+    left, right = merkle_tree.leaf_hash(b"a"), merkle_tree.leaf_hash(b"b")
+    assert merkle_tree.leaf_hash(left + right) != merkle_tree.node_hash(left, right)
+    assert merkle_tree.leaf_hash(b"") != merkle_tree.EMPTY_ROOT
 
 
 def test_a_fork_has_no_proof_from_the_tree_that_was_seen() -> None:
@@ -261,7 +262,7 @@ def test_a_fork_has_no_proof_from_the_tree_that_was_seen() -> None:
     forked = (*ENTRIES[:40], b"another", *ENTRIES[41:])
     _, nodes = grown(forked)
     for second in range(50, LARGEST + 1):
-        created = assemble(consistency_path(50, second), nodes)
+        created = merkle_tree.assemble(merkle_tree.consistency_path(50, second), nodes)
         refuse_consistency(50, second, root(50), reference_tree.tree_hash(forked[:second]), created)
 
 
@@ -273,24 +274,30 @@ def test_random_trees(size: int, data: Any) -> None:
     assert tree.root() == by_levels(list(entries))
     index = data.draw(st.integers(0, size - 1))
     first = data.draw(st.integers(1, size))
-    proof = assemble(inclusion_path(index, size), nodes)
-    verify_inclusion(
-        leaf_hash(entries[index]), index=index, size=size, proof=proof, root=tree.root()
+    proof = merkle_tree.assemble(merkle_tree.inclusion_path(index, size), nodes)
+    merkle_tree.verify_inclusion(
+        merkle_tree.leaf_hash(entries[index]), index=index, size=size, proof=proof, root=tree.root()
     )
-    (old,) = assemble([Range(0, first)], nodes)
-    check(first, size, old, tree.root(), assemble(consistency_path(first, size), nodes))
+    (old,) = merkle_tree.assemble([merkle_tree.Range(0, first)], nodes)
+    check(
+        first,
+        size,
+        old,
+        tree.root(),
+        merkle_tree.assemble(merkle_tree.consistency_path(first, size), nodes),
+    )
 
 
 def test_a_frontier_has_a_hash_for_every_bit_of_its_size() -> None:
     with pytest.raises(ValueError, match="perfect subtrees"):
-        Frontier(5, [bytes(32)])
+        merkle_tree.Frontier(5, [bytes(32)])
 
 
 def refuse_inclusion(leaf: bytes, index: int, size: int, proof: list[bytes], of: bytes) -> None:
-    with pytest.raises(ProofError):
-        verify_inclusion(leaf, index=index, size=size, proof=proof, root=of)
+    with pytest.raises(merkle_tree.ProofError):
+        merkle_tree.verify_inclusion(leaf, index=index, size=size, proof=proof, root=of)
 
 
 def refuse_consistency(first: int, second: int, old: bytes, new: bytes, proof: list[bytes]) -> None:
-    with pytest.raises(ProofError):
+    with pytest.raises(merkle_tree.ProofError):
         check(first, second, old, new, proof)
