@@ -25,11 +25,7 @@ from affidavit.accountants.bracketing_curves import FirstAvailableCurve
 from affidavit.accountants.protocol import AccountantError
 from affidavit.accountants.registry import certain_accountants
 from affidavit.checker import (
-    Cover,
-    Covers,
-    Direction,
     Grid,
-    Law,
     Measure,
     Proof,
     Rule,
@@ -41,8 +37,7 @@ from affidavit.checker import (
     conceded_probability,
     conclude,
     conclude_chain,
-    coverable_leaves,
-    laws,
+    dominating_pairs,
     ratio_points,
     single_release,
 )
@@ -121,22 +116,24 @@ def _likely_places(bounds: Sequence[Event], epsilon: float, delta: float) -> Seq
     return likely or places[:1] or [0]
 
 
-def _covers(event: Event) -> Covers:
+def _covers(event: Event) -> dominating_pairs.Covers:
     """Return the covers with which the Fourier accountant bounds ``event``."""
     # The links of a chain have their own covers.
-    leaves = [] if isinstance(event, ChainOfNeighbours) else coverable_leaves(event)
+    leaves = (
+        [] if isinstance(event, ChainOfNeighbours) else dominating_pairs.coverable_leaves(event)
+    )
     if not leaves:
         return ()
     # Imported here because it imports scipy and is seldom needed.
     from affidavit.accountants.fourier import truncated_poisson
 
-    def chosen(leaf: Leaf) -> Cover | None:
+    def chosen(leaf: Leaf) -> dominating_pairs.Cover | None:
         cover = (
             truncated_poisson.Cover.of(leaf) if isinstance(leaf, TruncatedPoissonGaussian) else None
         )
         if cover is None:
             return None
-        return Cover(spent=cover.spent, share=cover.share, crowded=cover.crowded)
+        return dominating_pairs.Cover(spent=cover.spent, share=cover.share, crowded=cover.crowded)
 
     return tuple(chosen(leaf) for leaf in leaves)
 
@@ -168,9 +165,14 @@ def _search_chain(
 
 
 def _search(
-    event: Event, covers: Covers, epsilon: Bracket, delta: float, looseness: float, most: int
+    event: Event,
+    covers: dominating_pairs.Covers,
+    epsilon: Bracket,
+    delta: float,
+    looseness: float,
+    most: int,
 ) -> tuple[Witness, Proof]:
-    directions = laws(event, covers)
+    directions = dominating_pairs.laws(event, covers)
     if most <= QUICK_NODES and any(map(_is_slow, directions)):
         raise Unproved("not_proved", "A proof would take too long.", "Allow more nodes.")
     if any(law.reverse for direction in directions for law, _ in direction):
@@ -192,7 +194,7 @@ def _search(
     return result
 
 
-def _is_slow(direction: Direction) -> bool:
+def _is_slow(direction: dominating_pairs.Direction) -> bool:
     """Return whether wide mixtures are composed with other releases, or differences summed.
 
     It takes half a minute.
@@ -204,8 +206,8 @@ def _is_slow(direction: Direction) -> bool:
 
 
 def _conclude(
-    directions: tuple[Direction, ...],
-    covers: Covers,
+    directions: tuple[dominating_pairs.Direction, ...],
+    covers: dominating_pairs.Covers,
     runs: list[_RunProof],
     epsilon: float,
     delta: float,
@@ -221,7 +223,7 @@ def _conclude(
 
 
 def _prove_direction(
-    direction: Direction, tight: float, highest: float, delta: float, most: int
+    direction: dominating_pairs.Direction, tight: float, highest: float, delta: float, most: int
 ) -> _RunProof:
     """Return the proof of one direction at ε = ``highest`` (nats); raises ``Unproved``."""
     single = single_release(direction)
@@ -252,7 +254,9 @@ def _delta(measure: Measure | SingleRelease, epsilon: float) -> float:
     return float(measure.delta(arb(epsilon)).upper())
 
 
-def _witness(direction: Direction, spread: float, epsilon: float, nodes: int) -> RunWitness:
+def _witness(
+    direction: dominating_pairs.Direction, spread: float, epsilon: float, nodes: int
+) -> RunWitness:
     grid = _grid(2 * spread / nodes, nodes, 2 * epsilon + 30, _LOSS_BITS)
     rules = []
     for law, _ in direction:
@@ -267,11 +271,11 @@ def _witness(direction: Direction, spread: float, epsilon: float, nodes: int) ->
     return RunWitness(grid=grid, rules=tuple(rules))
 
 
-def _farthest(law: Law) -> int:
+def _farthest(law: dominating_pairs.Law) -> int:
     return max(abs(mean) for piece in law.pieces for mean in (*piece.over, *piece.under))
 
 
-def _ratios(law: Law, nodes: int) -> tuple[float, ...]:
+def _ratios(law: dominating_pairs.Law, nodes: int) -> tuple[float, ...]:
     """Return values of e^ε between which both curves of differences fall alike."""
     # Imported here because it imports scipy and is seldom needed.
     from affidavit.accountants.random_allocation.replaced import ReplacedDirection, orders_like
@@ -298,7 +302,7 @@ def _grid(step: float, reach: int, largest: float, bits: int, *, linear: bool = 
     return Grid(step=step, reach=reach, scales=min(scales, 60), bits=bits, linear=linear)
 
 
-def _spread(law: Law) -> float:
+def _spread(law: dominating_pairs.Law) -> float:
     """Return about the distance (nats) of the frequent losses of one release from zero."""
     mu = float(law.mu)
     if law.bins:
@@ -361,7 +365,9 @@ def parse_witness(document: Mapping[str, Any]) -> Witness:
             covers=tuple(
                 None
                 if cover is None
-                else Cover(**{name: float.fromhex(cover[name]) for name in _COVER_FIELDS})
+                else dominating_pairs.Cover(
+                    **{name: float.fromhex(cover[name]) for name in _COVER_FIELDS}
+                )
                 for cover in document.get("covers", ())
             ),
             alternative=index(document.get("alternative", 0)),
@@ -375,7 +381,7 @@ _COVER_FIELDS = ("spent", "share", "crowded")
 _GRID_FIELDS = ("step", "reach", "scales", "bits")
 
 
-def _to_hex(part: Cover | Grid | Rule, names: tuple[str, ...]) -> dict[str, Any]:
+def _to_hex(part: dominating_pairs.Cover | Grid | Rule, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields ``names`` of ``part``, with doubles as hexadecimal text."""
     values = {name: getattr(part, name) for name in names}
     return {k: value.hex() if isinstance(value, float) else value for k, value in values.items()}

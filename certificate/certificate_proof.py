@@ -31,31 +31,15 @@ from affidavit.assessment import Assessment, PlanNotClosed, certified_plan, cert
 from affidavit.certificate.issuance import statement
 from affidavit.checker import (
     CHAIN,
-    DOMINATING_PAIRS,
-    MAX_ROWS,
-    CutLots,
-    Draws,
-    Patterns,
-    Products,
     Proof,
     Unproved,
     Witness,
     bad_witness,
-    blt_column,
-    has_noise,
-    is_disclosure_covered,
-    is_participation_covered,
-    is_separated_participation_covered,
-    matrix_products,
-    matrix_sensitivity,
-    max_by_distance,
+    dominating_pairs,
     no_statement,
+    participation,
     prove,
-    squared_lots,
-    toeplitz_products,
-    toeplitz_sensitivity,
-    tree_products,
-    tree_sensitivity,
+    sensitivity,
 )
 from affidavit.mechanisms import (
     STRETCHES_PER_BLOCK,
@@ -170,7 +154,7 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
 def proof_sources(proof: Proof) -> tuple[str, ...]:
     """Return the pages of docs/theorems on which ``proof`` rests, the checker's own first."""
     pages = {
-        "group-privacy" if name == CHAIN else DOMINATING_PAIRS[name].source
+        "group-privacy" if name == CHAIN else dominating_pairs.DOMINATING_PAIRS[name].source
         for name in proof.theorems
     }
     return "checker", *sorted(pages)
@@ -291,7 +275,7 @@ def _has_noise_and_lots(
         sampled &= isinstance(leaf, Gaussian) or getattr(leaf, "records", 1) >= records
     else:
         sampled = True
-    return sampled and has_noise(leaf.noise_multiplier, blocks, squared)
+    return sampled and sensitivity.has_noise(leaf.noise_multiplier, blocks, squared)
 
 
 def _squared_reach(plan: Plan, phase: Phase, steps: int) -> arb:
@@ -300,7 +284,7 @@ def _squared_reach(plan: Plan, phase: Phase, steps: int) -> arb:
     assert size is not None
     assert lot is not None
     distance = lot * (2 if plan.adjacency == "replace_one" else 1)
-    filled = squared_lots(Fraction(records, lot), size // lot, steps)
+    filled = sensitivity.squared_lots(Fraction(records, lot), size // lot, steps)
     return arb(int(distance**2 * filled))
 
 
@@ -317,30 +301,34 @@ def _moves_no_more(
     apart = plan.phases[index].sampling.separation
     if apart is not None and at.strategy.bands <= apart and plan.dataset.records_per_unit == 1:
         return all(
-            is_separated_participation_covered(
-                leaf, blocks, max_by_distance(products), draws, apart
+            participation.is_separated_participation_covered(
+                leaf, blocks, participation.max_by_distance(products), draws, apart
             )
             for products in _products(at)
         )
     cut, pieces = _cut_lots(lowered, index), [list(products) for products in _products(at)]
-    if all(is_participation_covered(leaf, blocks, products, draws, cut) for products in pieces):
+    if all(
+        participation.is_participation_covered(leaf, blocks, products, draws, cut)
+        for products in pieces
+    ):
         return True
     # Or nothing about the cut lots is revealed, and a record takes the place of another one.
     farther = [(count, sigma / 2) for count, sigma in blocks]
     is_hidden = cut is not None and (plan.adjacency == "add_remove" or leaf.pair == "replace_one")
     return is_hidden and all(
-        is_participation_covered(leaf, farther, products, draws) for products in pieces
+        participation.is_participation_covered(leaf, farther, products, draws)
+        for products in pieces
     )
 
 
-def _cut_lots(lowered: Lowered, index: int) -> CutLots | None:
+def _cut_lots(lowered: Lowered, index: int) -> participation.CutLots | None:
     """Return the truncated lots of phase ``index``, or None."""
     plan, own = lowered.plan, lowered.phases[index]
     size, largest = plan.dataset.size, plan.phases[index].sampling.max_lot_size
     if size is None or largest is None or own.steps is None:
         return None
     adds, records = plan.adjacency == "add_remove", plan.dataset.records_per_unit
-    return CutLots(
+    return participation.CutLots(
         steps=own.steps,
         probability=schedule.highest_probability(plan, plan.phases[index]),
         largest=largest,
@@ -361,14 +349,16 @@ def _bounds_known_stretches(
     at, draws = _drawn(lowered, index)
     return all(
         any(
-            is_disclosure_covered(leaves(event), blocks, products, draws, apart, stretches)
+            participation.is_disclosure_covered(
+                leaves(event), blocks, products, draws, apart, stretches
+            )
             for stretches in STRETCHES_PER_BLOCK
         )
-        for products in map(max_by_distance, _products(at))
+        for products in map(participation.max_by_distance, _products(at))
     )
 
 
-def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, Draws]:
+def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, participation.Draws]:
     """Return the correlated noise of phase ``index`` and the possible draws of a unit's records."""
     own, phase = lowered.phases[index], lowered.plan.phases[index]
     assert own.correlation is not None
@@ -379,7 +369,7 @@ def _drawn(lowered: Lowered, index: int) -> tuple[CorrelatedRun, Draws]:
     if phase.sampling.scheme == "fixed_size" and (size := lowered.plan.dataset.size):
         # Fewer records are left after each of the unit's that is not in the lot.
         rate *= Fraction(size, size - records + 1)
-    return at, Draws(max_draws=turns, probability=rate)
+    return at, participation.Draws(max_draws=turns, probability=rate)
 
 
 def _sensitivity(at: CorrelatedRun) -> arb:
@@ -388,7 +378,7 @@ def _sensitivity(at: CorrelatedRun) -> arb:
 
     strategy, turns, factors = at.strategy.injected, at.participation, _factors(at)
     steps = strategy.steps
-    patterns = Patterns(
+    patterns = sensitivity.Patterns(
         max_participations=turns.participations,
         separation=turns.separation,
         fixed_separation=turns.schema == "fixed_epoch",
@@ -396,25 +386,33 @@ def _sensitivity(at: CorrelatedRun) -> arb:
         lots_filled=turns.lots_filled,
     )
     if at.route == "white_noise":
-        patterns = Patterns(max_participations=steps, separation=at.turn, white_noise=True)
+        patterns = sensitivity.Patterns(
+            max_participations=steps, separation=at.turn, white_noise=True
+        )
     if at.route == "cyclic_poisson":
-        patterns = Patterns(max_participations=1, separation=1)
+        patterns = sensitivity.Patterns(max_participations=1, separation=1)
     by_epoch = patterns.epoch is not None or patterns.lots_filled > 1
-    of_nodes = not patterns.white_noise and not (by_epoch and steps <= MAX_ROWS)
+    of_nodes = not patterns.white_noise and not (by_epoch and steps <= sensitivity.MAX_ROWS)
     if isinstance(strategy, Tree) and of_nodes and set(factors) == {1.0}:
-        return tree_sensitivity(steps, strategy.period, patterns)
-    of_column = partial(toeplitz_sensitivity, patterns=patterns)
-    return reduce(arb.max, _of_each(at, of_column, partial(matrix_sensitivity, patterns=patterns)))
+        return sensitivity.tree_sensitivity(steps, strategy.period, patterns)
+    of_column = partial(sensitivity.toeplitz_sensitivity, patterns=patterns)
+    return reduce(
+        arb.max, _of_each(at, of_column, partial(sensitivity.matrix_sensitivity, patterns=patterns))
+    )
 
 
-def _products(at: CorrelatedRun) -> list[Products]:
+def _products(at: CorrelatedRun) -> list[participation.Products]:
     """Return the products of the columns of C, for each C that the strategy's rounding allows."""
     from affidavit.mechanisms.strategies import Tree
 
     turn, strategy = at.turn, at.strategy
-    if isinstance(strategy, Tree) and strategy.steps > MAX_ROWS:
-        return [tree_products(strategy.steps, strategy.period, turn)]
-    return _of_each(at, partial(toeplitz_products, turn=turn), partial(matrix_products, turn=turn))
+    if isinstance(strategy, Tree) and strategy.steps > sensitivity.MAX_ROWS:
+        return [participation.tree_products(strategy.steps, strategy.period, turn)]
+    return _of_each(
+        at,
+        partial(participation.toeplitz_products, turn=turn),
+        partial(participation.matrix_products, turn=turn),
+    )
 
 
 def _of_each(at: CorrelatedRun, of_column: Callable[..., T], of_rows: Callable[..., T]) -> list[T]:
@@ -440,7 +438,7 @@ def _toeplitz(at: CorrelatedRun) -> tuple[Sequence[float] | Sequence[arb] | None
     strategy = at.strategy.injected
     match dict(strategy.coefficients):
         case {"decays": decays, "scales": scales}:
-            return blt_column(decays.tolist(), scales.tolist(), strategy.steps), False
+            return sensitivity.blt_column(decays.tolist(), scales.tolist(), strategy.steps), False
         case {"strategy": numbers} | {"noise": numbers} if numbers.ndim == 1:
             return numbers.tolist(), "noise" in strategy.coefficients
     return None, False
@@ -451,7 +449,7 @@ def _matrices(at: CorrelatedRun) -> tuple[list[list[list[float]]], bool]:
     from affidavit.mechanisms.strategies import Tree
 
     strategy = at.strategy.injected
-    if strategy.steps > MAX_ROWS:
+    if strategy.steps > sensitivity.MAX_ROWS:
         raise no_statement(f"a matrix of {strategy.steps} steps")
     if "strategy" in strategy.coefficients or isinstance(strategy, Tree):
         return [strategy.strategy_matrix().tolist()], False

@@ -23,17 +23,8 @@ from itertools import accumulate
 
 from flint import arb, arb_mat, arb_poly, fmpz, fmpz_poly
 
-from affidavit.checker.dominating_pairs import at_least
+from affidavit.checker import dominating_pairs, sensitivity
 from affidavit.checker.lattice import no_statement, rounded_up
-from affidavit.checker.sensitivity import (
-    MAX_ROWS,
-    UNIT,
-    first_column,
-    joint_precision,
-    rational,
-    strategy_matrix,
-    toeplitz_rows,
-)
 from affidavit.plan import GaussianMixture, Leaf, PoissonSubsampledGaussian
 
 MAX_STEPS, MAX_MEAN_PARTICIPATIONS, MAX_CUT_DRAWS = 20_000, 400, 100
@@ -87,8 +78,8 @@ class CutLots:
 
         It is at most ``conceded``. Raises ``Unproved`` if that is too many.
         """
-        rate, room = rational(self.probability), self.largest - self.records + 1
-        crowded, most = at_least(room, self.others, rate), MAX_CUT_DRAWS + 1
+        rate, room = sensitivity.rational(self.probability), self.largest - self.records + 1
+        crowded, most = dominating_pairs.at_least(room, self.others, rate), MAX_CUT_DRAWS + 1
         drawn = [
             math.comb(self.records, n) * rate**n * (1 - rate) ** (self.records - n)
             for n in range(self.records + 1)
@@ -131,11 +122,11 @@ def toeplitz_products(
     steps = len(factors)
     if steps > MAX_STEPS:
         raise no_statement(f"participations in {steps} steps")
-    column = first_column(coefficients, steps, inverse=inverse)
+    column = sensitivity.first_column(coefficients, steps, inverse=inverse)
     if min(factors) < max(factors):
-        yield from matrix_products(toeplitz_rows(column), factors, turn, inverse=False)
+        yield from matrix_products(sensitivity.toeplitz_rows(column), factors, turn, inverse=False)
         return
-    sizes = [rounded_up(abs(c) * factors[0] * UNIT) for c in column]
+    sizes = [rounded_up(abs(c) * factors[0] * sensitivity.UNIT) for c in column]
     for first, last in _bands(-(-steps // turn)):
         # ⟨c, S^d c⟩ of columns that the end of the run cuts after ``overlap``.
         overlap = steps - first * turn
@@ -167,9 +158,9 @@ def matrix_products(
     ``Unproved`` for too many steps.
     """
     steps = len(factors)
-    if steps > MAX_ROWS:
+    if steps > sensitivity.MAX_ROWS:
         raise no_statement(f"a matrix of {steps} steps")
-    entries = strategy_matrix(rows, inverse=inverse).tolist()
+    entries = sensitivity.strategy_matrix(rows, inverse=inverse).tolist()
     sizes = arb_mat(
         [[abs(x) * factor for x, factor in zip(row, factors, strict=True)] for row in entries]
     )
@@ -177,7 +168,7 @@ def matrix_products(
     for i in range(0, steps, turn):
         for j in range(0, i + 1, turn):
             groups = range(min(turn, steps - i))
-            size = max(rounded_up(gram[i + g, j + g] * UNIT**2) for g in groups)
+            size = max(rounded_up(gram[i + g, j + g] * sensitivity.UNIT**2) for g in groups)
             yield (i - j) // turn, size, 1 if i == j else 2
 
 
@@ -190,7 +181,7 @@ def tree_products(steps: int, period: int, turn: int) -> Iterator[tuple[int, int
     places, levels, counted = -(-steps // turn), period.bit_length(), 0
     for level in range(levels):
         pairs = places * min(places, -(-(1 << level) // turn))
-        yield level, (levels - level) * int(UNIT) ** 2, pairs - counted
+        yield level, (levels - level) * int(sensitivity.UNIT) ** 2, pairs - counted
         counted = pairs
     yield levels, 0, places**2 - counted
 
@@ -207,7 +198,7 @@ def is_participation_covered(
     The unit is the joint deviation of ``blocks``. Lots may be ``cut``. Raises ``Unproved`` if it
     would take too long.
     """
-    miss = 1 - rational(draws.probability)
+    miss = 1 - sensitivity.rational(draws.probability)
     mean = -draws.max_draws * miss.log()
     if not mean < MAX_MEAN_PARTICIPATIONS:
         raise no_statement(f"{MAX_MEAN_PARTICIPATIONS} participations of one record or more")
@@ -220,7 +211,10 @@ def is_participation_covered(
         conceded, displaced = conceded - excess, number * cut.moved
     # The leaf's distances over the longest column, less the displacement in cut lots.
     square = 1 / (
-        rational(Fraction(leaf.noise_multiplier) ** 2 * joint_precision(blocks)) * largest
+        sensitivity.rational(
+            Fraction(leaf.noise_multiplier) ** 2 * sensitivity.joint_precision(blocks)
+        )
+        * largest
     )
     distances = [square.sqrt() * place - displaced for place in range(len(leaf.weights))]
     squares = [distance.max(arb(0)) ** 2 for distance in distances]
@@ -254,7 +248,7 @@ def _moments(products: Products) -> tuple[arb, arb, list[tuple[float, arb]]]:
         (order, (shares((arb(order) / _SIZE_LEVELS).exp()) / total).log()) for order in orders
     ]
     mean = arb(sum(fmpz(size) * pairs for _, size, pairs in counted)) / total / fmpz(largest)
-    return arb(fmpz(largest)) / UNIT**2, mean, moments
+    return arb(fmpz(largest)) / sensitivity.UNIT**2, mean, moments
 
 
 def _tails(
@@ -306,12 +300,12 @@ def is_separated_participation_covered(
     """Return whether ``leaf`` certainly bounds participations ``separation`` steps apart."""
     if any(products[separation:]):
         return False
-    rate, chance = rational(draws.probability), arb(leaf.conceded)
+    rate, chance = sensitivity.rational(draws.probability), arb(leaf.conceded)
     for place in reversed(range(len(leaf.weights))):
         # A record that moves farther than this distance participates more often than this.
         participations = _squared(Fraction(leaf.noise_multiplier), place, blocks) // products[0]
         trials = draws.max_draws - participations * (separation - 1)
-        if not at_least(participations + 1, trials, rate) <= chance:
+        if not dominating_pairs.at_least(participations + 1, trials, rate) <= chance:
             return False
         chance += leaf.weights[place]
     return True
@@ -333,7 +327,7 @@ def is_disclosure_covered(
     phases = -(-(bands - 1) // stretches)
     if not 1 <= phases <= _MAX_PHASES or stretches * phases > separation:
         return False
-    rate, conceded = _rate(rational(draws.probability), stretches, phases), arb(0)
+    rate, conceded = _rate(sensitivity.rational(draws.probability), stretches, phases), arb(0)
     counts: dict[int, int] = {}
     for leaf, count in leaves:
         match leaf:
@@ -357,7 +351,11 @@ def is_disclosure_covered(
 
 def _squared(multiplier: Fraction, place: int, blocks: Blocks) -> int:
     """Return the square of ``place`` standard deviations of the noise, rounded down, in units."""
-    squared = place**2 * int(UNIT) ** 2 / (multiplier**2 * joint_precision(blocks))
+    squared = (
+        place**2
+        * int(sensitivity.UNIT) ** 2
+        / (multiplier**2 * sensitivity.joint_precision(blocks))
+    )
     return math.floor(squared)
 
 

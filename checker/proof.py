@@ -25,14 +25,7 @@ from itertools import pairwise, zip_longest
 
 from flint import arb
 
-from affidavit.checker.dominating_pairs import (
-    Cover,
-    Direction,
-    Law,
-    Mixture,
-    Piece,
-    laws,
-)
+from affidavit.checker import dominating_pairs
 from affidavit.checker.lattice import (
     Grid,
     Measure,
@@ -69,7 +62,7 @@ class Rule:
     ratios: tuple[float, ...] = ()
 
 
-def measure(law: Law, rule: Rule, grid: Grid) -> Measure:
+def measure(law: dominating_pairs.Law, rule: Rule, grid: Grid) -> Measure:
     """Return a measure that dominates ``law``; raises ``Unproved`` for a bad ``rule``."""
     if law.reverse:
         return grid.measure(*_difference_points(law, rule))
@@ -83,7 +76,7 @@ def measure(law: Law, rule: Rule, grid: Grid) -> Measure:
     return grid.measure(points, infinite)
 
 
-def ratio_points(law: Law, rule: Rule) -> tuple[Points, arb]:
+def ratio_points(law: dominating_pairs.Law, rule: Rule) -> tuple[Points, arb]:
     """Return masses under P with their likelihood ratios, and the infinite mass."""
     points: Points = []
     infinite = arb(0)
@@ -95,7 +88,7 @@ def ratio_points(law: Law, rule: Rule) -> tuple[Points, arb]:
     return points, infinite
 
 
-def _cut(piece: Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
+def _cut(piece: dominating_pairs.Piece, mu: arb, rule: Rule) -> tuple[Points, arb]:
     """Apply Theorem 2 (d) between places; the outer cells move to the outer places."""
     spacing, reach, means = arb(rule.spacing), arb(rule.reach), {*piece.over, *piece.under}
     if len(means) == 1 and piece.start is piece.stop is None:
@@ -131,18 +124,20 @@ def _cells(mean: arb, places: Sequence[arb]) -> list[arb]:
     return [left - right for left, right in pairwise([arb(1), *above, arb(0)])]
 
 
-def _mixed(mixture: Mixture, cells: dict[int, list[arb]]) -> list[arb]:
+def _mixed(mixture: dominating_pairs.Mixture, cells: dict[int, list[arb]]) -> list[arb]:
     weighed = [[weight * mass for mass in cells[mean]] for mean, weight in mixture.items()]
     return [sum(masses, arb(0)) for masses in zip(*weighed, strict=True)]
 
 
-def _density(mixture: Mixture, mu: arb, x: arb) -> arb:
+def _density(mixture: dominating_pairs.Mixture, mu: arb, x: arb) -> arb:
     """Return the density over that of N(0)."""
     terms = (w * (m * mu * x - (m * mu) ** 2 / 2).exp() for m, w in mixture.items())
     return sum(terms, arb(0))
 
 
-def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tuple[Points, arb]:
+def _mean_points(
+    law: dominating_pairs.Law, ratios: Points, beyond: arb, grid: Grid | None
+) -> tuple[Points, arb]:
     """Apply Theorem 4: the mean S of ``bins`` ratios X, summed on ``grid`` as ±(X - 1)."""
     if grid is None or not grid.linear:
         raise bad_witness("an allocation is summed on no grid of ratios")
@@ -168,7 +163,7 @@ def _mean_points(law: Law, ratios: Points, beyond: arb, grid: Grid | None) -> tu
     return points, infinite
 
 
-def _difference_points(law: Law, rule: Rule) -> tuple[Points, arb]:
+def _difference_points(law: dominating_pairs.Law, rule: Rule) -> tuple[Points, arb]:
     """Apply Theorem 5: chords between bounds of the curve at the ``ratios`` of ``rule``."""
     if rule.sums is None or not rule.sums.linear:
         raise bad_witness("an allocation is summed on no grid of differences")
@@ -205,7 +200,9 @@ def _lower_hull(points: Points) -> Points:
     return hull
 
 
-def _excess(law: Law, pieces: Sequence[Piece], ratio: arb, rule: Rule) -> arb:
+def _excess(
+    law: dominating_pairs.Law, pieces: Sequence[dominating_pairs.Piece], ratio: arb, rule: Rule
+) -> arb:
     """Return a bound of the curve at e^ε = ``ratio`` by sums of ``bins`` differences."""
     assert rule.sums is not None
     points: Points = []
@@ -223,7 +220,9 @@ def _excess(law: Law, pieces: Sequence[Piece], ratio: arb, rule: Rule) -> arb:
     return drawn * (sum(gains, arb(0)) / law.bins + beyond)
 
 
-def _difference_cells(piece: Piece, mu: arb, ratio: arb, rule: Rule) -> tuple[Points, arb]:
+def _difference_cells(
+    piece: dominating_pairs.Piece, mu: arb, ratio: arb, rule: Rule
+) -> tuple[Points, arb]:
     """Return points that dominate P - ``ratio`` Q of ``piece`` over N(0), and the mean beyond.
 
     The difference is monotone, and so are its values of one sign if the piece is of these.
@@ -289,7 +288,7 @@ class Witness:
     epsilon: str
     delta: str
     runs: tuple[RunWitness, ...]
-    covers: tuple[Cover | None, ...] = ()
+    covers: tuple[dominating_pairs.Cover | None, ...] = ()
     alternative: int = 0
     links: tuple[Witness, ...] = ()
 
@@ -320,13 +319,15 @@ def prove(witness: Witness, event: Event) -> Proof:
         if len(witness.links) != bound.links:
             raise bad_witness(f"it has {len(witness.links)} links of {bound.links}")
         return conclude_chain(witness, [prove(link, bound.event) for link in witness.links])
-    directions = laws(bound, witness.covers)
+    directions = dominating_pairs.laws(bound, witness.covers)
     curves = [compose(*pair) for pair in zip_longest(directions, witness.runs)]
     return conclude(witness, directions, curves)
 
 
 def conclude(
-    witness: Witness, directions: tuple[Direction, ...], curves: Sequence[Measure | SingleRelease]
+    witness: Witness,
+    directions: tuple[dominating_pairs.Direction, ...],
+    curves: Sequence[Measure | SingleRelease],
 ) -> Proof:
     """Return the proof by ``curves``, those that ``compose`` returned for each direction.
 
@@ -370,12 +371,14 @@ def conclude_chain(witness: Witness, proofs: Sequence[Proof]) -> Proof:
     )
 
 
-def conceded_probability(direction: Direction) -> arb:
+def conceded_probability(direction: dominating_pairs.Direction) -> arb:
     """Return the probability that the laws of ``direction`` concede, of all releases together."""
     return sum((times * law.conceded for law, times in direction), arb(0))
 
 
-def compose(direction: Direction | None, witness: RunWitness | None) -> Measure | SingleRelease:
+def compose(
+    direction: dominating_pairs.Direction | None, witness: RunWitness | None
+) -> Measure | SingleRelease:
     """Return a curve that dominates the run in one direction; a single release needs no witness.
 
     Raises ``Unproved`` if the witness is for other releases, or is malformed.
@@ -391,17 +394,24 @@ def compose(direction: Direction | None, witness: RunWitness | None) -> Measure 
     return power_product([(measure(law, rule, witness.grid), n) for (law, n), rule in parts])
 
 
-def single_release(direction: Direction) -> SingleRelease | None:
+def single_release(direction: dominating_pairs.Direction) -> SingleRelease | None:
     """Return the curve of ``direction`` if it is one release whose losses rise everywhere."""
     match direction:
         case ():
             return SingleRelease(piece=_EMPTY_PIECE, mu=arb(0))
-        case ((Law(pieces=(Piece(start=None, stop=None) as piece,), bins=0, mu=mu), 1),):
+        case (
+            (
+                dominating_pairs.Law(
+                    pieces=(dominating_pairs.Piece(start=None, stop=None) as piece,), bins=0, mu=mu
+                ),
+                1,
+            ),
+        ):
             return SingleRelease(piece=piece, mu=mu)
     return None
 
 
-_EMPTY_PIECE = Piece(over={0: arb(1)}, under={0: arb(1)})
+_EMPTY_PIECE = dominating_pairs.Piece(over={0: arb(1)}, under={0: arb(1)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -411,7 +421,7 @@ class SingleRelease:
     Places are in standard deviations, of which ``mu`` make a clip norm; 0 is the empty run.
     """
 
-    piece: Piece
+    piece: dominating_pairs.Piece
     mu: arb
 
     def delta(self, epsilon: arb) -> arb:
@@ -432,7 +442,7 @@ class SingleRelease:
         )
         return (over / under).log()
 
-    def _above(self, mixture: Mixture, place: arb) -> arb:
+    def _above(self, mixture: dominating_pairs.Mixture, place: arb) -> arb:
         root = arb(2).sqrt()
         terms = (w * ((place - m * self.mu) / root).erfc() / 2 for m, w in mixture.items())
         return sum(terms, arb(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from affidavit.checker import DOMINATING_PAIRS, Row
+from affidavit.checker import dominating_pairs
 
 HEAD = """\
 # Dominating pairs
@@ -30,11 +30,15 @@ rows. A search that finds nothing is no proof.
 
 def page() -> str:
     """The whole page."""
-    rows = (section for name, row in DOMINATING_PAIRS.items() for section in _section(name, row))
+    rows = (
+        section
+        for name, row in dominating_pairs.DOMINATING_PAIRS.items()
+        for section in _section(name, row)
+    )
     return HEAD + "\n".join(rows)
 
 
-def _section(name: str, row: Row) -> Iterator[str]:
+def _section(name: str, row: dominating_pairs.Row) -> Iterator[str]:
     where = "".join(f", `{field}` = `{value}`" for field, value in row.where.items())
     yield f"\n## {name}\n"
     yield f"* **Release** `{row.release}`{where}."

@@ -27,12 +27,7 @@ from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.accountants.random_allocation.replaced import replaced_orders
 from affidavit.accountants.witness_search import _spread, _witness
 from affidavit.checker import (
-    DOMINATING_PAIRS,
-    Cover,
-    Draws,
     Grid,
-    Patterns,
-    Products,
     Rule,
     RunWitness,
     Unproved,
@@ -40,15 +35,11 @@ from affidavit.checker import (
     compose,
     conceded_probability,
     conclude,
-    is_participation_covered,
-    laws,
-    matrix_products,
-    matrix_sensitivity,
+    dominating_pairs,
+    participation,
     prove,
-    toeplitz_sensitivity,
-    tree_sensitivity,
+    sensitivity,
 )
-from affidavit.checker.participation import _chance_of_more
 from affidavit.checker.proof import _excess
 from affidavit.mechanisms.strategies import Participation, Tree
 from affidavit.plan import (
@@ -132,7 +123,7 @@ def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
 def test_sums_of_differences_are_those_of_the_engine(place: Any) -> None:
     """In balls and integers on lattices, where the engine inverts a transform."""
     leaf = ReplacedAllocationGaussian(bins=30, noise_multiplier=4.0, drawn=0.9, place=place)
-    for (part,), order in zip(laws(leaf), replaced_orders(leaf), strict=False):
+    for (part,), order in zip(dominating_pairs.laws(leaf), replaced_orders(leaf), strict=False):
         (run,) = _witness((part,), _spread(part[0]), 1.0, 64).rules
         for delta in (1e-2, 1e-6):
             epsilon = order.approximate_epsilon(delta)
@@ -145,7 +136,7 @@ def test_a_record_in_the_place_of_another_has_a_statement() -> None:
     leaf = ReplacedAllocationGaussian(bins=2, noise_multiplier=4.0, drawn=0.9, place="replace_one")
     run = Repeated(event=leaf, count=2)
     upper = AllocationAccountant().curve(run).epsilon(1e-4).upper
-    (direction,) = laws(run)
+    (direction,) = dominating_pairs.laws(run)
     part = _witness(direction, _spread(direction[0][0]), upper, 32)
     witness = Witness(epsilon=repr(2 * upper), delta="1e-4", runs=(part,))
     proof = prove(parse_witness(witness_document(witness)), run)
@@ -237,7 +228,7 @@ def test_a_witness_that_would_take_long_is_refused() -> None:
 def test_every_statement_has_its_page() -> None:
     from pathlib import Path
 
-    for row in DOMINATING_PAIRS.values():
+    for row in dominating_pairs.DOMINATING_PAIRS.values():
         assert Path(f"docs/theorems/{row.source}.md").exists()
 
 
@@ -285,10 +276,10 @@ def test_no_pattern_of_a_least_distance_exceeds_the_sensitivity_proved() -> None
             for pattern in combinations(range(steps), size)
             if all(b - a >= apart for a, b in pairwise(pattern))
         )
-        proved = matrix_sensitivity(
+        proved = sensitivity.matrix_sensitivity(
             rows,
             [1.0] * steps,
-            Patterns(max_participations=most, separation=apart, fixed_separation=False),
+            sensitivity.Patterns(max_participations=most, separation=apart, fixed_separation=False),
             inverse=False,
         )
         assert proved > worst**0.5 * (1 - 1e-12)
@@ -310,8 +301,10 @@ def test_trees_have_the_sensitivity_of_their_worst_pattern(exactly: bool) -> Non
             for pattern in combinations(range(steps), size)
             if all(b - a == apart or (b - a > apart and not exactly) for a, b in pairwise(pattern))
         )
-        patterns = Patterns(max_participations=most, separation=apart, fixed_separation=exactly)
-        proved = tree_sensitivity(steps, tree.period, patterns)
+        patterns = sensitivity.Patterns(
+            max_participations=most, separation=apart, fixed_separation=exactly
+        )
+        proved = sensitivity.tree_sensitivity(steps, tree.period, patterns)
         assert (proved**2).contains(round(worst))
 
 
@@ -319,8 +312,10 @@ def test_trees_have_the_sensitivity_of_their_worst_pattern(exactly: bool) -> Non
 def test_a_tree_of_thousands_of_steps_has_the_sensitivity_of_the_certificate(exactly: bool) -> None:
     at = Participation.fixed_epoch if exactly else Participation.min_separation
     stated = Tree.of(3000).sensitivity(at(participations=6, separation=400)).value
-    proved = tree_sensitivity(
-        3000, 3000, Patterns(max_participations=6, separation=400, fixed_separation=exactly)
+    proved = sensitivity.tree_sensitivity(
+        3000,
+        3000,
+        sensitivity.Patterns(max_participations=6, separation=400, fixed_separation=exactly),
     )
     assert float(proved) == pytest.approx(stated, rel=1e-12)
 
@@ -328,12 +323,12 @@ def test_a_tree_of_thousands_of_steps_has_the_sensitivity_of_the_certificate(exa
 def test_a_power_series_is_inverted_as_far_as_a_run_is_long() -> None:
     """By ``C N = I``, a step at a time, for signs and sizes that rounding could spoil."""
     noise, steps = [1.0, -0.5, 0.25, -0.125], 3000
-    once = Patterns(max_participations=1, separation=1)
+    once = sensitivity.Patterns(max_participations=1, separation=1)
     inverse: list[float] = []
     for t in range(steps):
         terms = (noise[i] * inverse[t - i] for i in range(1, min(t, 3) + 1))
         inverse.append(float(t == 0) - sum(terms))
-    proved = toeplitz_sensitivity(noise, [1.0] * steps, once, inverse=True)
+    proved = sensitivity.toeplitz_sensitivity(noise, [1.0] * steps, once, inverse=True)
     assert float(proved) == pytest.approx(sum(c * c for c in inverse) ** 0.5, rel=1e-12)
 
 
@@ -393,8 +388,10 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
     for _ in range(4):
         # Under add_remove lots of L - 1 others are no more than those of L that they stand for.
         spent = draw.random() * (0.2 if neighbours == "add_remove" else 1.0)
-        cover = Cover(spent=spent, share=0.9 + 0.1 * draw.random(), crowded=draw.random() ** 3)
-        directions = laws(event, (cover,))
+        cover = dominating_pairs.Cover(
+            spent=spent, share=0.9 + 0.1 * draw.random(), crowded=draw.random() ** 3
+        )
+        directions = dominating_pairs.laws(event, (cover,))
         proved.append(
             max(
                 float(
@@ -417,9 +414,9 @@ def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
         with pytest.raises(Unproved):
             parse_witness({**document, "covers": broken})
     # Almost nothing is left over, and all that the record does in a full lot would be conceded.
-    crowd = Cover(spent=1e-9, share=1e-9, crowded=1e-12)
+    crowd = dominating_pairs.Cover(spent=1e-9, share=1e-9, crowded=1e-12)
     with pytest.raises(Unproved, match="concedes"):
-        laws(event, (crowd,))
+        dominating_pairs.laws(event, (crowd,))
 
 
 @pytest.mark.soak
@@ -435,14 +432,14 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
                     grid=Grid(step=0.003, reach=64, scales=8, bits=bits),
                     rules=(Rule(spacing=0.05, reach=9.0),),
                 )
-                for _ in laws(event)
+                for _ in dominating_pairs.laws(event)
             ),
         )
         for event, bits in zip(members, (64, 128, 192), strict=True)
     ]
 
     def curve(index: int) -> str:
-        measure = compose(laws(members[index])[0], witnesses[index].runs[0])
+        measure = compose(dominating_pairs.laws(members[index])[0], witnesses[index].runs[0])
         return str(measure.delta(arb(1)).upper())
 
     before, alone = ctx.prec, [curve(index) for index in range(3)]
@@ -481,9 +478,11 @@ def test_large_steps_that_are_told_are_no_more_often_more(stretches: int, phases
     for square in sorted({square for run in runs for square in run}):
         larger = [sum(own > square for own in run) for run in runs]
         for count in range(4 * stretches):
-            bound = _chance_of_more(count, square, products, 4, stretches, phases)
+            bound = participation._chance_of_more(count, square, products, 4, stretches, phases)
             assert bound >= sum(number > count for number in larger) / len(runs)
-    assert _chance_of_more(0, max(map(max, runs)), products, 4, stretches, phases) == 0
+    assert (
+        participation._chance_of_more(0, max(map(max, runs)), products, 4, stretches, phases) == 0
+    )
 
 
 @pytest.mark.ordinary("2-2")
@@ -505,20 +504,22 @@ def test_no_law_below_that_of_enumerated_participations_is_accepted(
             sizes = np.linalg.norm(sets @ own.T, axis=1)
             beyond = [chances[sizes > place * spacing].sum() for place in range(60)]
             above = np.maximum(above, beyond)
-        products = list(matrix_products(rows, [1.0] * 6, turn, inverse=False))
-        draws = Draws(max_draws=-(-6 // turn), probability=rate)
+        products = list(participation.matrix_products(rows, [1.0] * 6, turn, inverse=False))
+        draws = participation.Draws(max_draws=-(-6 // turn), probability=rate)
 
         def accepted(
             law: NDArray[np.float64],
             spacing: float = spacing,
-            products: Products = products,
-            draws: Draws = draws,
+            products: participation.Products = products,
+            draws: participation.Draws = draws,
         ) -> bool:
             weights = np.maximum(-np.diff(law, prepend=1.0), 1e-30)
             leaf = GaussianMixture(
                 weights=tuple(weights / weights.sum()), noise_multiplier=noise / spacing
             )
-            return is_participation_covered(leaf, [(1, Fraction(noise))], products, draws)
+            return participation.is_participation_covered(
+                leaf, [(1, Fraction(noise))], products, draws
+            )
 
         assert not accepted(above * (1 - 1e-9))
         assert not accepted(np.append(above[1:], 0.0))

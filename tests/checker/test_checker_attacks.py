@@ -21,7 +21,7 @@ from affidavit.checker import (
     Unproved,
     Witness,
     compose,
-    laws,
+    dominating_pairs,
     prove,
 )
 from affidavit.plan import Event
@@ -46,13 +46,16 @@ def witness_of(event: Event, fineness: int = 1) -> tuple[RunWitness, ...]:
                 for law, _ in direction
             ),
         )
-        for direction in laws(event)
+        for direction in dominating_pairs.laws(event)
     )
 
 
 def compare(run: ExactRun, epsilon: float, fineness: int) -> None:
     """What is proved of one direction lies above the truth, and not far."""
-    direction, witness = laws(run.event)[run.direction], witness_of(run.event, fineness)
+    direction, witness = (
+        dominating_pairs.laws(run.event)[run.direction],
+        witness_of(run.event, fineness),
+    )
     bound = compose(direction, witness[run.direction]).delta(arb(epsilon)).upper()
     with mpmath.workdps(DIGITS):
         truth = run.delta(mpf(epsilon))
@@ -83,7 +86,7 @@ def test_balls_of_any_precision_prove_nothing_below_the_truth(kind: Draw) -> Non
     for bits in (2, 8, 24, 53):
         try:
             ctx.prec = bits
-            direction = laws(run.event)[run.direction]
+            direction = dominating_pairs.laws(run.event)[run.direction]
             bound = compose(direction, *witness or (None,)).delta(arb(epsilon))
         except Unproved:
             continue

@@ -18,12 +18,7 @@ from scipy.stats import binom
 from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import PrivacyCurve
-from affidavit.checker import (
-    CutLots,
-    Draws,
-    is_participation_covered,
-    toeplitz_products,
-)
+from affidavit.checker import participation
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.mechanisms.truncated_lots import truncated_draw_counts
 from affidavit.plan import (
@@ -202,14 +197,16 @@ def test_lots_that_are_hardly_ever_cut_are_poisson_samples() -> None:
 
 
 def test_the_checker_takes_no_less() -> None:
-    lots = CutLots(
+    lots = participation.CutLots(
         steps=STEPS, probability=Fraction(1, 12), largest=7, records=1, others=12, moved=2
     )
 
-    def is_proved(law: GaussianMixture, cut: CutLots | None = lots) -> bool:
-        products = toeplitz_products([1.0, 0.8, 0.64], [1.0] * STEPS, 1, inverse=False)
-        draws = Draws(max_draws=STEPS, probability=Fraction(1, 12))
-        return is_participation_covered(law, [(1, Fraction(1))], products, draws, cut)
+    def is_proved(law: GaussianMixture, cut: participation.CutLots | None = lots) -> bool:
+        products = participation.toeplitz_products(
+            [1.0, 0.8, 0.64], [1.0] * STEPS, 1, inverse=False
+        )
+        draws = participation.Draws(max_draws=STEPS, probability=Fraction(1, 12))
+        return participation.is_participation_covered(law, [(1, Fraction(1))], products, draws, cut)
 
     laws = bounds(lowered("add_remove", 7))
     first = next(law for law in laws if isinstance(law, GaussianMixture))
@@ -233,7 +230,7 @@ def test_draws_into_cut_lots_are_counted_as_the_checker_does() -> None:
             max_lot_size=largest,
             noise_multiplier=1.0,
         )
-        lots = CutLots(
+        lots = participation.CutLots(
             steps=steps,
             probability=Fraction(q),
             largest=largest,
