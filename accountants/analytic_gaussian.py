@@ -27,7 +27,7 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.gaussian import EMPTY_CURVE, MIN_MU, GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import DP_ACCOUNTING
-from affidavit.plan import Event, Gaussian
+from affidavit.plan import events
 
 MAX_MU = 1e4
 MIN_DELTA = 1e-200
@@ -80,13 +80,13 @@ class AnalyticGaussianAccountant:
     name: str = "analytic_gaussian"
     version: str = DP_ACCOUNTING
 
-    def curve(self, event: Event) -> AnalyticCurve | GaussianCurve:
+    def curve(self, event: events.Event) -> AnalyticCurve | GaussianCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if not parts:
             return EMPTY_CURVE
         for leaf, _ in parts:
-            if not isinstance(leaf, Gaussian):
+            if not isinstance(leaf, events.Gaussian):
                 raise Unsupported(
                     "dp_accounting's closed form takes unsampled Gaussian releases only.",
                     "Use an accountant for subsampled or Laplace releases.",

@@ -29,17 +29,9 @@ from affidavit.accountants.protocol import (
     Refinable,
     TwoOrders,
 )
-from affidavit.plan import (
-    Composed,
-    Event,
-    PoissonSubsampledGaussian,
-    RepeatAndSelect,
-    Repeated,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-)
+from affidavit.plan import events
 
-Truncated = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
+Truncated = events.TruncatedPoissonGaussian | events.TruncatedPoissonGroupGaussian
 NARROW_WIDTH = 2e-6
 """Relative width of a bracket that is narrow enough: no other curve is evaluated."""
 ROUNDING = 1e-8
@@ -162,7 +154,7 @@ class FirstAvailableCurve(CombinedCurve):
     curve also uses narrower upper bounds.
     """
 
-    event: Event
+    event: events.Event
     engines: Iterable[Accountant]
     refined: bool = False
 
@@ -210,39 +202,41 @@ def adjusted(curve: PrivacyCurve, relative_width: float) -> PrivacyCurve:
     return curve.with_width(relative_width) if isinstance(curve, Adjustable) else curve
 
 
-def attained_event(event: Event) -> Event:
+def attained_event(event: events.Event) -> events.Event:
     """Return ``event`` with releases that are only bounds replaced by ones that a record attains.
 
     In truncated Poisson samples it is a record among others that contribute zero: a Poisson sample
     at the rate at which it is in the lot (docs/theorems/truncated-poisson.md, lower bound).
     """
     releases = parts(event)
-    if not any(isinstance(part, Truncated | RepeatAndSelect) for part, _ in releases):
+    if not any(isinstance(part, Truncated | events.RepeatAndSelect) for part, _ in releases):
         return event
     result = []
     for part, count in releases:
-        leaf: Event | None = part
+        leaf: events.Event | None = part
         if isinstance(part, Truncated):
             leaf = _attained_release(part)
-        elif isinstance(part, RepeatAndSelect):
+        elif isinstance(part, events.RepeatAndSelect):
             leaf = replace(part, event=attained_event(part.event))
         if leaf is not None:
             result.append((leaf, count))
     if tuple(result) == releases:
         return event
-    return Composed(events=tuple(Repeated(event=leaf, count=count) for leaf, count in result))
+    return events.Composed(
+        events=tuple(events.Repeated(event=leaf, count=count) for leaf, count in result)
+    )
 
 
-def _attained_release(leaf: Truncated) -> Event | None:
+def _attained_release(leaf: Truncated) -> events.Event | None:
     from affidavit.accountants.fourier.truncated_group_sampling import attained_sample
     from affidavit.accountants.fourier.truncated_poisson import attained_rate
 
-    if isinstance(leaf, TruncatedPoissonGroupGaussian):
+    if isinstance(leaf, events.TruncatedPoissonGroupGaussian):
         return attained_sample(leaf)
     rate = attained_rate(leaf)
     if rate <= 0:
         return None
-    return PoissonSubsampledGaussian(
+    return events.PoissonSubsampledGaussian(
         sampling_probability=rate,
         noise_multiplier=leaf.noise_multiplier,
         pair="replace_one" if leaf.neighbours == "replace_one" else "add_remove",

@@ -19,21 +19,12 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import MinimumCurve, adjusted, close_bracket, orders_of
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import AccountantError, PrivacyCurve, Refinable
-from affidavit.plan import (
-    Composed,
-    Event,
-    Leaf,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
 Group = (
-    PoissonSampledGroupGaussian | TruncatedPoissonGroupGaussian | WithoutReplacementGroupGaussian
+    events.PoissonSampledGroupGaussian
+    | events.TruncatedPoissonGroupGaussian
+    | events.WithoutReplacementGroupGaussian
 )
 NARROW_WIDTH = 1e-2
 """Relative width of a bracket that is narrow enough: no chain is computed."""
@@ -45,7 +36,7 @@ _BISECTIONS, _MIN_DELTA_SHARE, _DELTA_RATIO = 40, 1e-30, 0.25
 at which the curve of neighbours is sampled."""
 
 
-def neighbour_event(event: Event) -> tuple[Event | None, int]:
+def neighbour_event(event: events.Event) -> tuple[events.Event | None, int]:
     """Return the event between neighbours in one record for users of m records, and m.
 
     The event is None unless all releases sample users with the same m. It is also None if all are
@@ -56,26 +47,26 @@ def neighbour_event(event: Event) -> tuple[Event | None, int]:
     numbers = {leaf.records for leaf in samples}
     if len(samples) < len(parts) or len(numbers) != 1:
         return None, 0
-    if all(isinstance(leaf, PoissonSampledGroupGaussian) for leaf in samples):
+    if all(isinstance(leaf, events.PoissonSampledGroupGaussian) for leaf in samples):
         return None, 0
     result = []
     for leaf, count in parts:
         one = _neighbour_leaf(leaf) if isinstance(leaf, Group) else None
         if one is None:
             return None, 0
-        result.append(Repeated(event=one, count=count))
-    return Composed(events=tuple(result)), samples[0].records
+        result.append(events.Repeated(event=one, count=count))
+    return events.Composed(events=tuple(result)), samples[0].records
 
 
-def _neighbour_leaf(leaf: Group) -> Leaf | None:
-    if isinstance(leaf, PoissonSampledGroupGaussian):
-        return PoissonSubsampledGaussian(
+def _neighbour_leaf(leaf: Group) -> events.Leaf | None:
+    if isinstance(leaf, events.PoissonSampledGroupGaussian):
+        return events.PoissonSubsampledGaussian(
             sampling_probability=leaf.sampling_probability,
             noise_multiplier=leaf.noise_multiplier,
             pair=leaf.pair,
         )
-    if isinstance(leaf, WithoutReplacementGroupGaussian):
-        return WithoutReplacementGaussian(
+    if isinstance(leaf, events.WithoutReplacementGroupGaussian):
+        return events.WithoutReplacementGaussian(
             dataset_size=leaf.dataset_size,
             sample_size=leaf.sample_size,
             noise_multiplier=leaf.noise_multiplier,
@@ -84,7 +75,7 @@ def _neighbour_leaf(leaf: Group) -> Leaf | None:
     size = leaf.dataset_size + (leaf.records - 1 if leaf.neighbours == "add_remove" else 0)
     if leaf.max_lot_size > size:
         return None
-    return TruncatedPoissonGaussian(
+    return events.TruncatedPoissonGaussian(
         dataset_size=size,
         sampling_probability=leaf.sampling_probability,
         max_lot_size=leaf.max_lot_size,

@@ -41,7 +41,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.rounding import Array
-from affidavit.plan import Composed, Event, SampledColumns
+from affidavit.plan import events
 
 ORDERS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
 MAX_TRANSITIONS = 20_000
@@ -147,7 +147,7 @@ def _bits(history: int, lags: int) -> Array:
 
 
 @lru_cache(maxsize=512)
-def log_moment(run: SampledColumns, order: int) -> float:
+def log_moment(run: events.SampledColumns, order: int) -> float:
     """Return an upper bound of log E L^α at whole ``order`` α, or infinity if not computed."""
     lags = max(run.separation, len(run.products)) - 1
     transitions = None if run.beyond else _transitions(order, run.separation, lags)
@@ -238,7 +238,7 @@ def _stretches(order: int, lags: int, waiting: int, earlier: int) -> _Stretches 
     )
 
 
-def _log_moment_of_stretches(run: SampledColumns, order: int) -> float:
+def _log_moment_of_stretches(run: events.SampledColumns, order: int) -> float:
     """Return ``log_moment`` by the shortest stretches that are quick enough."""
     separation = run.separation
     widths = sorted({separation // parts for parts in range(1, separation + 1)})
@@ -246,14 +246,19 @@ def _log_moment_of_stretches(run: SampledColumns, order: int) -> float:
     is_rare = separation * run.sampling_probability < _RARE
     choices = list(product((True, False) if is_rare else (True,), (None, *_FEW_LAGS)))
     for width in widths:
-        found = [moment_of_stretches(run, order, width, lags, wait=wait) for wait, lags in choices]
-        if min(found) < math.inf:
-            return min(found)
+        bounds = [moment_of_stretches(run, order, width, lags, wait=wait) for wait, lags in choices]
+        if min(bounds) < math.inf:
+            return min(bounds)
     return math.inf
 
 
 def moment_of_stretches(
-    run: SampledColumns, order: int, width: int, lags: int | None = None, *, wait: bool = True
+    run: events.SampledColumns,
+    order: int,
+    width: int,
+    lags: int | None = None,
+    *,
+    wait: bool = True,
 ) -> float:
     """Return an upper bound of log E L^α by stretches of ``width`` <= b steps, or infinity.
 
@@ -317,8 +322,8 @@ def moment_of_stretches(
 class MomentCurve:
     """Upper bounds of ``runs`` and ``others`` in the order in which the record is present."""
 
-    runs: tuple[SampledColumns, ...]
-    others: tuple[Event, ...]
+    runs: tuple[events.SampledColumns, ...]
+    others: tuple[events.Event, ...]
 
     def epsilon(self, delta: float) -> Bracket:
         """Return ``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` or errors of ``others``."""
@@ -348,20 +353,20 @@ class MomentCurve:
             yield order, total + sum(log_moment(run, order) for run in self.runs)
 
 
-def has_columns(event: Event) -> bool:
+def has_columns(event: events.Event) -> bool:
     """Return whether a phase of ``event`` is a run of sampled columns."""
-    return any(isinstance(part, SampledColumns) for part in _phases(event))
+    return any(isinstance(part, events.SampledColumns) for part in _phases(event))
 
 
-def moment_curve(event: Event) -> MomentCurve:
+def moment_curve(event: events.Event) -> MomentCurve:
     """Return the curve of the moments of all phases of ``event``."""
-    runs = tuple(part for part in _phases(event) if isinstance(part, SampledColumns))
-    others = tuple(part for part in _phases(event) if not isinstance(part, SampledColumns))
+    runs = tuple(part for part in _phases(event) if isinstance(part, events.SampledColumns))
+    others = tuple(part for part in _phases(event) if not isinstance(part, events.SampledColumns))
     return MomentCurve(runs=runs, others=others)
 
 
-def _phases(event: Event) -> tuple[Event, ...]:
-    return event.events if isinstance(event, Composed) else (event,)
+def _phases(event: events.Event) -> tuple[events.Event, ...]:
+    return event.events if isinstance(event, events.Composed) else (event,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -444,12 +449,12 @@ def _log_conversion_factor(order: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _log_moments(others: tuple[Event, ...]) -> dict[int, float]:
+def _log_moments(others: tuple[events.Event, ...]) -> dict[int, float]:
     if not others:
         return dict.fromkeys(ORDERS, 0.0)
     from affidavit.accountants.privacy_filter import renyi_divergences as renyi
 
-    divergences = renyi.divergences(Composed(events=others))
+    divergences = renyi.divergences(events.Composed(events=others))
     return {
         int(order): (order - 1) * divergence
         for order, divergence in zip(renyi.ORDERS, divergences, strict=True)

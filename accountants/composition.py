@@ -15,20 +15,10 @@ from collections import Counter
 from functools import lru_cache
 
 from affidavit.accountants.protocol import Unsupported
-from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    EitherBound,
-    Event,
-    FixedSizeRun,
-    Leaf,
-    RepeatAndSelect,
-    Repeated,
-    SampledColumns,
-)
+from affidavit.plan import events
 
 
-def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
+def leaves(event: events.Event) -> tuple[tuple[events.Leaf, int], ...]:
     """Return the distinct leaves of ``event`` with their counts, in a fixed order.
 
     Raises ``Unsupported`` for a selection among repetitions. Accountants that bound selections use
@@ -36,7 +26,7 @@ def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
     """
     result = []
     for part, count in parts(event):
-        if isinstance(part, RepeatAndSelect):
+        if isinstance(part, events.RepeatAndSelect):
             raise Unsupported(
                 "this accountant has no bound for repeat-and-select.",
                 "Use the selection or the rdp accountant.",
@@ -46,23 +36,25 @@ def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
 
 
 @lru_cache(maxsize=16)
-def parts(event: Event) -> tuple[tuple[Leaf | RepeatAndSelect, int], ...]:
+def parts(event: events.Event) -> tuple[tuple[events.Leaf | events.RepeatAndSelect, int], ...]:
     """Return leaves like ``leaves``, with each selection and its repeated run as one part."""
-    counts: Counter[Leaf | RepeatAndSelect] = Counter()
+    counts: Counter[events.Leaf | events.RepeatAndSelect] = Counter()
     _count(event, 1, counts)
     return tuple(sorted(((part, n) for part, n in counts.items() if n), key=repr))
 
 
-def _count(event: Event, times: int, counts: Counter[Leaf | RepeatAndSelect]) -> None:
+def _count(
+    event: events.Event, times: int, counts: Counter[events.Leaf | events.RepeatAndSelect]
+) -> None:
     match event:
-        case Repeated(event=inner, count=count):
+        case events.Repeated(event=inner, count=count):
             _count(inner, times * count, counts)
-        case Composed(events=members):
+        case events.Composed(events=members):
             for inner in members:
                 _count(inner, times, counts)
-        case EitherBound(events=bounds):
+        case events.EitherBound(events=bounds):
             _count(bounds[0], times, counts)
-        case ChainOfNeighbours() | SampledColumns() | FixedSizeRun():
+        case events.ChainOfNeighbours() | events.SampledColumns() | events.FixedSizeRun():
             raise Unsupported(
                 f"this accountant has no bound for {type(event).__name__}.",
                 "Use the fourier accountant.",

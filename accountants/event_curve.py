@@ -29,7 +29,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import certain_accountants
-from affidavit.plan import Event, Laplace
+from affidavit.plan import events
 
 NARROW_WIDTH = 1e-3
 """Relative width of a bracket that is narrow enough: no other lower bound is computed."""
@@ -39,7 +39,7 @@ NARROW_WIDTH = 1e-3
 class EventCurve:
     """Upper bounds by the first engine that has any, or infinity (1 for δ)."""
 
-    event: Event
+    event: events.Event
 
     def epsilon(self, delta: float) -> Bracket:
         """Return the bracket of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
@@ -61,7 +61,7 @@ class EventCurve:
         """The largest loss (nats), which is finite if every release is Laplace."""
         total = Fraction(0)
         for part, count in parts(self.event):
-            if not isinstance(part, Laplace):
+            if not isinstance(part, events.Laplace):
                 return math.inf
             total += count / Fraction(part.noise_multiplier)
         return total
@@ -82,5 +82,5 @@ class EventCurve:
         return Bracket(lower=max(bracket.lower, below.lower), upper=bracket.upper)
 
     @staticmethod
-    def _answer(event: Event, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+    def _answer(event: events.Event, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
         return ask(FirstAvailableCurve(event=event, engines=certain_accountants(), refined=True))

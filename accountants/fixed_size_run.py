@@ -27,7 +27,7 @@ from scipy.special import erfcx, ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.rounding import Array
-from affidavit.plan import Composed, Event, FixedSizeRun
+from affidavit.plan import events
 
 _ROUNDING = 1e-9
 """Relative allowance for the rounding of normal tails and sums, far above its size."""
@@ -39,18 +39,18 @@ _HALVINGS = 60
 _MAX_EPSILON = 1e9
 
 
-def run_of(event: Event) -> FixedSizeRun | None:
+def run_of(event: events.Event) -> events.FixedSizeRun | None:
     """Return the run of fixed-size lots that is all of ``event``, or None."""
-    if isinstance(event, Composed) and len(event.events) == 1:
+    if isinstance(event, events.Composed) and len(event.events) == 1:
         return run_of(event.events[0])
-    return event if isinstance(event, FixedSizeRun) else None
+    return event if isinstance(event, events.FixedSizeRun) else None
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSizeRunCurve:
     """Upper bounds of ``run`` in both orders."""
 
-    run: FixedSizeRun
+    run: events.FixedSizeRun
 
     def epsilon(self, delta: float) -> Bracket:
         """Return ``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` if all of δ is conceded."""

@@ -73,15 +73,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import accountant
-from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    Event,
-    Leaf,
-    Repeated,
-    ReplacedAllocationGaussian,
-    alternatives,
-)
+from affidavit.plan import events
 
 MIN_DELTA = 1e-30
 MAX_DELTA = 0.999
@@ -138,10 +130,10 @@ class FourierAccountant:
         """Return this accountant with only the bounds that the checker proves."""
         return replace(self, provable=True)
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
-        bounds = alternatives(event)
-        if len(bounds) > 1 or isinstance(bounds[0], ChainOfNeighbours):
+        bounds = events.alternatives(event)
+        if len(bounds) > 1 or isinstance(bounds[0], events.ChainOfNeighbours):
             return self._curve_of_bounds(bounds)
         curve, least = self._curve(event), attained_event(event)
         neighbours, records = neighbour_event(event)
@@ -164,12 +156,12 @@ class FourierAccountant:
             above=above, below=tuple(below), neighbours=_least(links), links=records
         )
 
-    def _curve_of_bounds(self, bounds: Sequence[Event]) -> PrivacyCurve:
+    def _curve_of_bounds(self, bounds: Sequence[events.Event]) -> PrivacyCurve:
         """Return the least upper ends of events that each bound the run, which attains none."""
         if self.provable:
             bounds = [bound for bound in bounds if _has_statement(bound)]
-        chains = [bound for bound in bounds if isinstance(bound, ChainOfNeighbours)]
-        others = [bound for bound in bounds if not isinstance(bound, ChainOfNeighbours)]
+        chains = [bound for bound in bounds if isinstance(bound, events.ChainOfNeighbours)]
+        others = [bound for bound in bounds if not isinstance(bound, events.ChainOfNeighbours)]
         if not self.provable:
             chains = [chain for chain in chains if not _is_superseded(chain, others)]
         if not chains:
@@ -184,7 +176,7 @@ class FourierAccountant:
             links=max(chain.links for chain in chains),
         )
 
-    def _least_of_engines(self, bounds: Sequence[Event]) -> MinimumCurve | BoundedByOrder:
+    def _least_of_engines(self, bounds: Sequence[events.Event]) -> MinimumCurve | BoundedByOrder:
         moments = [bound for bound in bounds if has_columns(bound)]
         runs = {bound: run for bound in bounds if (run := run_of(bound)) is not None}
         first, *others = [bound for bound in bounds if bound not in (*moments, *runs)]
@@ -202,13 +194,13 @@ class FourierAccountant:
             added=tuple(self._added_record_curves((first, *others))),
         )
 
-    def _added_record_curves(self, bounds: Sequence[Event]) -> Iterator[PrivacyCurve]:
+    def _added_record_curves(self, bounds: Sequence[events.Event]) -> Iterator[PrivacyCurve]:
         """Yield the upper ends of an added record for each of ``bounds`` that has them."""
         for bound in bounds:
             with suppress(AccountantError):
                 yield orders_of(self.curve(bound))[1]
 
-    def _curve(self, event: Event) -> FourierCurve:
+    def _curve(self, event: events.Event) -> FourierCurve:
         both, kinds = directions(event), len(leaves(event))
         laplace = [isinstance(law, LaplaceLaw) for one in both for law, _ in one.laws]
         if laplace and all(laplace):
@@ -230,17 +222,17 @@ class FourierAccountant:
             cache=self.cache,
         )
 
-    def attained(self, event: Event) -> tuple[FourierCurve, FourierCurve]:
+    def attained(self, event: events.Event) -> tuple[FourierCurve, FourierCurve]:
         """Return the curves of one pair of data sets, one for each order of the two.
 
         Raises ``Unsupported`` or ``OutOfReach``.
         """
         return self._curve(event).of(attained_pair(event)).orders
 
-    def approximate_epsilon(self, event: Event, delta: float) -> float:
+    def approximate_epsilon(self, event: events.Event, delta: float) -> float:
         """Return about ε (nats) of ``event`` at ``delta``, where a search begins; not a bound."""
         results, errors = [], []
-        for bound in alternatives(event):
+        for bound in events.alternatives(event):
             try:
                 results.append(_approximate_epsilon(bound, delta))
             except AccountantError as error:
@@ -251,7 +243,7 @@ class FourierAccountant:
 
 
 def _upper_curves(
-    event: Event, curve: FourierCurve, attained_curve: FourierCurve
+    event: events.Event, curve: FourierCurve, attained_curve: FourierCurve
 ) -> tuple[PrivacyCurve, ...]:
     """Return upper ends of ``event`` with cut lots revealed, by ``curve``, and hidden if any are.
 
@@ -265,22 +257,22 @@ def _upper_curves(
     return BracketingCurve(above=above, below=(attained_curve,)), revealed
 
 
-def _finer_directions(event: Event, kinds: int) -> tuple[Direction, ...]:
+def _finer_directions(event: events.Event, kinds: int) -> tuple[Direction, ...]:
     if kinds <= MAX_KINDS_INVERTED:
         return directions(event, max_kinds=kinds)
     return directions(event, max_cells=MAX_CELLS_INVERTED)
 
 
-def _has_statement(bound: Event) -> bool:
+def _has_statement(bound: events.Event) -> bool:
     """Return whether the checker has statements for all of ``bound``, or for a chain's links."""
     if has_columns(bound) or run_of(bound) is not None:
         return False
-    return isinstance(bound, ChainOfNeighbours) or not any(
-        isinstance(leaf, ReplacedAllocationGaussian) for leaf, _ in leaves(bound)
+    return isinstance(bound, events.ChainOfNeighbours) or not any(
+        isinstance(leaf, events.ReplacedAllocationGaussian) for leaf, _ in leaves(bound)
     )
 
 
-def _is_superseded(chain: ChainOfNeighbours, others: Sequence[Event]) -> bool:
+def _is_superseded(chain: events.ChainOfNeighbours, others: Sequence[events.Event]) -> bool:
     """Return whether another bound is of the same lots for a record in the place of another.
 
     It costs less than a chain of two records that are not there, each twice as far from others.
@@ -289,14 +281,14 @@ def _is_superseded(chain: ChainOfNeighbours, others: Sequence[Event]) -> bool:
     return bool(doubled) and any(_placed_releases(bound) == doubled for bound in others)
 
 
-def _placed_releases(bound: Event) -> set[tuple[float, int]] | None:
+def _placed_releases(bound: events.Event) -> set[tuple[float, int]] | None:
     """Return the noise of releases of a record in another's place, or None unless all are."""
     # Imported here because most runs have no allocation.
     from affidavit.accountants.random_allocation.replaced import is_in_reach
 
     result = set()
     for leaf, count in _leaves_alone(bound):
-        if not isinstance(leaf, ReplacedAllocationGaussian) or not leaf.place:
+        if not isinstance(leaf, events.ReplacedAllocationGaussian) or not leaf.place:
             return None
         if not is_in_reach(leaf):
             return None
@@ -304,7 +296,7 @@ def _placed_releases(bound: Event) -> set[tuple[float, int]] | None:
     return result
 
 
-def _leaves_alone(event: Event) -> tuple[tuple[Leaf, int], ...]:
+def _leaves_alone(event: events.Event) -> tuple[tuple[events.Leaf, int], ...]:
     """Return the leaves of ``event``, or nothing if it is not made of leaves alone."""
     try:
         return leaves(event)
@@ -317,25 +309,25 @@ def _least_upper_ends(curves: Sequence[PrivacyCurve]) -> MinimumCurve:
     return MinimumCurve(tuple(BracketingCurve(above=curve, below=()) for curve in curves))
 
 
-def _approximate_epsilon(bound: Event, delta: float) -> float:
-    if isinstance(bound, ChainOfNeighbours):
+def _approximate_epsilon(bound: events.Event, delta: float) -> float:
+    if isinstance(bound, events.ChainOfNeighbours):
         return chained_epsilon(lambda at: approximate_epsilon(bound.event, at), delta, bound.links)
     return approximate_epsilon(_like_samples(bound), delta)
 
 
-def _like_samples(bound: Event) -> Event:
+def _like_samples(bound: events.Event) -> events.Event:
     """Return ``bound`` with Poisson samples of about the cost of replaced records in bins."""
     parts = _leaves_alone(bound)
-    if not any(isinstance(leaf, ReplacedAllocationGaussian) for leaf, _ in parts):
+    if not any(isinstance(leaf, events.ReplacedAllocationGaussian) for leaf, _ in parts):
         return bound
     # Imported here because most runs have no allocation.
     from affidavit.accountants.random_allocation.replaced import sample_like
 
-    return Composed(
+    return events.Composed(
         events=tuple(
-            Repeated(event=sample_like(leaf), count=count * leaf.bins)
-            if isinstance(leaf, ReplacedAllocationGaussian)
-            else Repeated(event=leaf, count=count)
+            events.Repeated(event=sample_like(leaf), count=count * leaf.bins)
+            if isinstance(leaf, events.ReplacedAllocationGaussian)
+            else events.Repeated(event=leaf, count=count)
             for leaf, count in parts
         )
     )

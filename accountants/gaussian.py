@@ -37,7 +37,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
-from affidavit.plan import Event, Gaussian, alternatives
+from affidavit.plan import events
 
 MIN_MU, MAX_MU = 1e-7, 1e6
 MIN_LOWER = 1e-300
@@ -161,22 +161,22 @@ class GaussianAccountant:
     name: str = "gaussian"
     version: str = AFFIDAVIT_VERSION
 
-    def curve(self, event: Event) -> GaussianCurve:
+    def curve(self, event: events.Event) -> GaussianCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
-        if len(alternatives(event)) > 1:
+        if len(events.alternatives(event)) > 1:
             raise Unsupported(
                 "the run has other bounds than that of unsampled Gaussian releases.",
                 "Use the fourier accountant.",
             )
         return GaussianCurve(mu=joint_mu(event))
 
-    def attained(self, event: Event) -> tuple[GaussianCurve, GaussianCurve]:
+    def attained(self, event: events.Event) -> tuple[GaussianCurve, GaussianCurve]:
         """Return the same curve for either order; raises as ``curve`` does."""
         curve = self.curve(event)
         return curve, curve
 
 
-def joint_mu(event: Event) -> float:
+def joint_mu(event: events.Event) -> float:
     """Return μ = √(Σ count/σ²) of a Gaussian composition, rounded up; 0 for the empty one.
 
     Raises ``Unsupported`` for other releases, and ``OutOfReach`` for a μ outside
@@ -184,7 +184,7 @@ def joint_mu(event: Event) -> float:
     """
     precisions = []
     for leaf, count in leaves(event):
-        if not isinstance(leaf, Gaussian):
+        if not isinstance(leaf, events.Gaussian):
             raise Unsupported(
                 "the exact Gaussian accountant takes unsampled Gaussian releases only.",
                 "Use an accountant for subsampled or Laplace releases.",

@@ -45,7 +45,7 @@ from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.accountants.random_allocation.renyi import power_of_series
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.accountants.rounding import Array
-from affidavit.plan import Event, RandomAllocationGaussian
+from affidavit.plan import events
 
 ROUNDING = 1e-9
 """Relative allowance for floating point, far above what sums of positive terms lose."""
@@ -72,7 +72,7 @@ class LargestBinAccountant:
     name: str = "largest_bin"
     version: str = AFFIDAVIT_VERSION
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         releases = leaves(event)
         return LargestBinCurve(pair=build_pair(releases)) if releases else EMPTY_CURVE
@@ -131,7 +131,9 @@ class LargestBinCurve:
         square = (float(bins.squares.min()) - bins.excess) * (1 - ROUNDING)
         if square <= 0:
             return None
-        leaf = RandomAllocationGaussian(bins=bins.count, noise_multiplier=1 / math.sqrt(square))
+        leaf = events.RandomAllocationGaussian(
+            bins=bins.count, noise_multiplier=1 / math.sqrt(square)
+        )
         try:
             return AllocationAccountant(relative_width=LOWER_BOUND_WIDTH).curve(leaf)
         except AccountantError:

@@ -26,7 +26,7 @@ from affidavit.accountants.bracketing_curves import adjusted
 from affidavit.accountants.fourier.evaluation import approximate_epsilon
 from affidavit.accountants.protocol import AccountantError
 from affidavit.accountants.registry import accountant
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 TOLERANCE = 0.01
 """Nats below the target at which the search ends."""
@@ -142,10 +142,12 @@ class _Search:
         except AccountantError:
             return
 
-    def _event(self, noise: float) -> Repeated:
+    def _event(self, noise: float) -> events.Repeated:
         probability, steps = self.run
-        step = PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=noise)
-        return Repeated(event=step, count=steps)
+        step = events.PoissonSubsampledGaussian(
+            sampling_probability=probability, noise_multiplier=noise
+        )
+        return events.Repeated(event=step, count=steps)
 
     def _opacus_epsilon(self, noise: float) -> Any:
         if self.mechanism == "rdp":

@@ -38,28 +38,9 @@ from affidavit.accountants.protocol import (
 )
 from affidavit.accountants.registry import AFFIDAVIT_VERSION, find_curve
 from affidavit.accountants.rounding import Array
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    Leaf,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    Repeated,
-    ReplacedAllocationGaussian,
-    ShuffledEpoch,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
-Sampled = PoissonSubsampledGaussian | WithoutReplacementGaussian
+Sampled = events.PoissonSubsampledGaussian | events.WithoutReplacementGaussian
 
 MAX_EDGES = 2048
 """Numbers of participations with a Gaussian curve; others use the next larger one."""
@@ -158,7 +139,7 @@ class CountingAttack:
     In an epoch of shuffled lots it uses the largest sum.
     """
 
-    leaf: Sampled | Laplace | ShuffledEpoch
+    leaf: Sampled | events.Laplace | events.ShuffledEpoch
     times: int
 
     def epsilon(self, delta: float) -> Bracket:
@@ -212,9 +193,9 @@ class CountingAttack:
     def _thresholds(self) -> Array:
         """The thresholds of a release, in standard deviations of its noise."""
         sigma = self.leaf.noise_multiplier
-        if isinstance(self.leaf, Laplace):
+        if isinstance(self.leaf, events.Laplace):
             return np.array([1 / sigma])
-        if isinstance(self.leaf, ShuffledEpoch):
+        if isinstance(self.leaf, events.ShuffledEpoch):
             return np.linspace(0.0, 2 / sigma + 10.0, len(THRESHOLD_DEVIATIONS))
         return 1 / sigma - THRESHOLD_DEVIATIONS[THRESHOLD_DEVIATIONS * sigma < 1]
 
@@ -225,10 +206,10 @@ class CountingAttack:
         not have the record, and the log probability that it is then counted.
         """
         sigma, thresholds = self.leaf.noise_multiplier, self._thresholds
-        if isinstance(self.leaf, Laplace):
+        if isinstance(self.leaf, events.Laplace):
             # Half of the outputs have the largest loss.
             return np.array([[0.5]]), 0.0, np.array([[-1 / sigma - math.log(2)]])
-        if isinstance(self.leaf, ShuffledEpoch):
+        if isinstance(self.leaf, events.ShuffledEpoch):
             return _epoch_count_probabilities(self.leaf, thresholds)
         rate = _rate(self.leaf)
         drawn = rate * ndtr(1 / sigma - thresholds)
@@ -236,7 +217,7 @@ class CountingAttack:
 
 
 def _epoch_count_probabilities(
-    epoch: ShuffledEpoch, thresholds: Array
+    epoch: events.ShuffledEpoch, thresholds: Array
 ) -> tuple[Array, float, Array]:
     """Return the probabilities that the largest of an epoch's sums exceeds a threshold."""
     near, far = epoch.without / epoch.noise_multiplier, 2 / epoch.noise_multiplier
@@ -256,19 +237,21 @@ class ParticipationAccountant:
     name: str = "participations"
     version: str = AFFIDAVIT_VERSION
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported``."""
         releases = leaves(event)
         if not releases:
             return EMPTY_CURVE
-        gaussian = [part for part in releases if not isinstance(part[0], Laplace)]
+        gaussian = [part for part in releases if not isinstance(part[0], events.Laplace)]
         base = sum(count * always_drawn(leaf) ** 2 for leaf, count in gaussian)
         rate, times, gain = max(
             (_draws(leaf, count) for leaf, count in gaussian),
             key=lambda draws: draws[1] * draws[2],
             default=(0.0, 0, 0.0),
         )
-        pure = [n / leaf.noise_multiplier for leaf, n in releases if isinstance(leaf, Laplace)]
+        pure = [
+            n / leaf.noise_multiplier for leaf, n in releases if isinstance(leaf, events.Laplace)
+        ]
         own = ParticipationCurve(
             rate=min(1.0, rate * (1 + ROUNDING)),
             count=times,
@@ -280,26 +263,26 @@ class ParticipationAccountant:
         return own if other is None else MinimumCurve((own, other))
 
 
-def _draws(leaf: Leaf, count: int) -> tuple[float, int, float]:
+def _draws(leaf: events.Leaf, count: int) -> tuple[float, int, float]:
     """Return the rate and number of draws in ``count`` releases, and how much each adds to μ².
 
     If j of a user's m records are drawn, they move a sum by j, and j² is at most m j.
     """
     match leaf:
-        case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
+        case events.PoissonSubsampledGaussian() | events.WithoutReplacementGaussian():
             return _rate(leaf), count, always_drawn(leaf) ** 2
-        case TruncatedPoissonGaussian(sampling_probability=rate):
+        case events.TruncatedPoissonGaussian(sampling_probability=rate):
             return rate, count, always_drawn(leaf) ** 2
         case (
-            PoissonSampledGroupGaussian(records=records, sampling_probability=rate)
-            | TruncatedPoissonGroupGaussian(records=records, sampling_probability=rate)
+            events.PoissonSampledGroupGaussian(records=records, sampling_probability=rate)
+            | events.TruncatedPoissonGroupGaussian(records=records, sampling_probability=rate)
         ):
             return rate, records * count, always_drawn(leaf) ** 2 / records
         case _:
             return 0.0, 0, 0.0
 
 
-def always_drawn(leaf: Leaf) -> float:
+def always_drawn(leaf: events.Leaf) -> float:
     """Return μ of a release, or a pass over all bins, that always includes the unit's records.
 
     Raises ``Unsupported`` for releases that are not Gaussian given who is drawn.
@@ -307,28 +290,28 @@ def always_drawn(leaf: Leaf) -> float:
     return distance_if_drawn(leaf) / leaf.noise_multiplier
 
 
-def distance_if_drawn(leaf: Leaf) -> float:
+def distance_if_drawn(leaf: events.Leaf) -> float:
     """Return the distance, in clip norms, of neighbours if the unit's records are always drawn.
 
     Raises ``Unsupported`` for releases that are not Gaussian given who is drawn.
     """
     match leaf:
-        case Gaussian() | RandomAllocationGaussian():
+        case events.Gaussian() | events.RandomAllocationGaussian():
             return 1.0
-        case ReplacedAllocationGaussian():
+        case events.ReplacedAllocationGaussian():
             return 1.0 if leaf.place == "zero_out" else 2.0
-        case PoissonSubsampledGaussian():
+        case events.PoissonSubsampledGaussian():
             return 2.0 if leaf.pair == "replace_one" else 1.0
-        case PoissonSampledGroupGaussian():
+        case events.PoissonSampledGroupGaussian():
             return leaf.records * (2.0 if leaf.pair == "replace_one" else 1.0)
-        case WithoutReplacementGaussian() | TruncatedPoissonGaussian():
+        case events.WithoutReplacementGaussian() | events.TruncatedPoissonGaussian():
             # A record in a truncated sample displaces another one.
             return 2.0
-        case WithoutReplacementGroupGaussian() | TruncatedPoissonGroupGaussian():
+        case events.WithoutReplacementGroupGaussian() | events.TruncatedPoissonGroupGaussian():
             return 2.0 * leaf.records
-        case BallsInBinsGaussian():
+        case events.BallsInBinsGaussian():
             return math.sqrt(max(row[place] for place, row in enumerate(leaf.gram.rows)))
-        case GaussianMixture() | Laplace():
+        case events.GaussianMixture() | events.Laplace():
             raise Unsupported(
                 f"this accountant has no bound for {type(leaf).__name__}.",
                 "Use another accountant.",
@@ -337,17 +320,17 @@ def distance_if_drawn(leaf: Leaf) -> float:
             assert_never(leaf)
 
 
-def with_bins_known(event: Event) -> Event:
+def with_bins_known(event: events.Event) -> events.Event:
     """Return ``event`` with known bins of correlated noise, which costs no less."""
-    result: list[Event] = []
+    result: list[events.Event] = []
     for part, count in parts(event):
-        release: Event = part
-        if isinstance(part, BallsInBinsGaussian):
-            release = Gaussian(noise_multiplier=(1 - ROUNDING) / always_drawn(part))
-        elif isinstance(part, RepeatAndSelect):
+        release: events.Event = part
+        if isinstance(part, events.BallsInBinsGaussian):
+            release = events.Gaussian(noise_multiplier=(1 - ROUNDING) / always_drawn(part))
+        elif isinstance(part, events.RepeatAndSelect):
             release = replace(part, event=with_bins_known(part.event))
-        result.append(Repeated(event=release, count=count))
-    return Composed(events=tuple(result))
+        result.append(events.Repeated(event=release, count=count))
+    return events.Composed(events=tuple(result))
 
 
 def more_than(number: Array, count: int, rate: Array | float) -> Array:
@@ -370,6 +353,6 @@ def tail_quantile(chance: float, count: int, rate: float) -> int:
 
 
 def _rate(leaf: Sampled) -> float:
-    if isinstance(leaf, PoissonSubsampledGaussian):
+    if isinstance(leaf, events.PoissonSubsampledGaussian):
         return leaf.sampling_probability
     return leaf.sample_size / leaf.dataset_size

@@ -38,16 +38,7 @@ from affidavit.accountants.protocol import (
 )
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.accountants.registry import PLD
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    Laplace,
-    Leaf,
-    PoissonSubsampledGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-)
+from affidavit.plan import events
 
 MIN_DELTA = 1e-9
 MAX_GRID = 400_000
@@ -81,7 +72,7 @@ class PldCurve:
     ``leaves`` are its releases with counts, and ``interval`` is the grid step in nats.
     """
 
-    leaves: tuple[tuple[Leaf, int], ...]
+    leaves: tuple[tuple[events.Leaf, int], ...]
     interval: float
 
     @cached_property
@@ -154,7 +145,7 @@ class PldAccountant:
     version: str = PLD
     interval: float | None = None
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if not parts:
@@ -176,13 +167,15 @@ class PldAccountant:
         return PldCurve(leaves=parts, interval=interval)
 
 
-def _require_supported(leaf: Leaf) -> None:
+def _require_supported(leaf: events.Leaf) -> None:
     match leaf:
         case (
-            Gaussian(noise_multiplier=sigma)
-            | Laplace(noise_multiplier=sigma)
-            | PoissonSubsampledGaussian(noise_multiplier=sigma, pair="add_remove")
-            | TruncatedPoissonGaussian(noise_multiplier=sigma, neighbours="add_remove" | "zero_out")
+            events.Gaussian(noise_multiplier=sigma)
+            | events.Laplace(noise_multiplier=sigma)
+            | events.PoissonSubsampledGaussian(noise_multiplier=sigma, pair="add_remove")
+            | events.TruncatedPoissonGaussian(
+                noise_multiplier=sigma, neighbours="add_remove" | "zero_out"
+            )
         ):
             if sigma > MAX_NOISE:
                 raise OutOfReach(
@@ -198,18 +191,18 @@ def _require_supported(leaf: Leaf) -> None:
             )
 
 
-def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
+def _interval(parts: tuple[tuple[events.Leaf, int], ...]) -> float:
     """Return a grid step of at most ε/1000, or a longer one if the grid would be too large.
 
     Where few releases have a large ε, a step as long as moves it by ``NEGLIGIBLE_SHARE`` will do.
     The grid of the composition spans the losses of probability above 1e-15, which the Rényi bound
     encloses.
     """
-    run = tuple(Repeated(event=_rdp_stand_in(leaf), count=count) for leaf, count in parts)
-    rough = RdpAccountant().curve(Composed(events=run))
+    run = tuple(events.Repeated(event=_rdp_stand_in(leaf), count=count) for leaf, count in parts)
+    rough = RdpAccountant().curve(events.Composed(events=run))
     span = 2 * rough.epsilon(1e-15).upper
     # The library mixes the two events of truncation slowly, so a tenth of the grid must do.
-    truncated = any(isinstance(leaf, TruncatedPoissonGaussian) for leaf, _ in parts)
+    truncated = any(isinstance(leaf, events.TruncatedPoissonGaussian) for leaf, _ in parts)
     finest = DEFAULT_INTERVAL * (10 if truncated else 1)
     typical, releases = rough.epsilon(1e-5).upper, sum(count for _, count in parts)
     negligible = min(typical * NEGLIGIBLE_SHARE / releases, LONGEST_INTERVAL)
@@ -222,17 +215,17 @@ def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
     return interval
 
 
-def _rdp_stand_in(leaf: Leaf) -> Leaf:
+def _rdp_stand_in(leaf: events.Leaf) -> events.Leaf:
     """Return a release with a Rényi bound that moves the sum as far as ``leaf``."""
-    if not isinstance(leaf, TruncatedPoissonGaussian):
+    if not isinstance(leaf, events.TruncatedPoissonGaussian):
         return leaf
-    return PoissonSubsampledGaussian(
+    return events.PoissonSubsampledGaussian(
         sampling_probability=leaf.sampling_probability, noise_multiplier=leaf.noise_multiplier / 2
     )
 
 
 def _compose(
-    parts: tuple[tuple[Leaf, int], ...], interval: float, *, pessimistic: bool
+    parts: tuple[tuple[events.Leaf, int], ...], interval: float, *, pessimistic: bool
 ) -> library.PrivacyLossDistribution:
     total: library.PrivacyLossDistribution | None = None
     for leaf, count in parts:
@@ -242,7 +235,7 @@ def _compose(
 
 
 def _leaf_pld(
-    leaf: Leaf, count: int, interval: float, *, pessimistic: bool
+    leaf: events.Leaf, count: int, interval: float, *, pessimistic: bool
 ) -> library.PrivacyLossDistribution:
     # Only upper rounding has a "connect the dots" form; lower rounding takes buckets.
     shape = {
@@ -251,15 +244,15 @@ def _leaf_pld(
         "use_connect_dots": pessimistic,
     }
     match leaf:
-        case Gaussian(noise_multiplier=sigma):
+        case events.Gaussian(noise_multiplier=sigma):
             return library.from_gaussian_mechanism(sigma / count**0.5, **shape)
-        case Laplace(noise_multiplier=scale):
+        case events.Laplace(noise_multiplier=scale):
             step = library.from_laplace_mechanism(scale, **shape)
             return step if count == 1 else step.self_compose(count)
-        case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma):
+        case events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma):
             step = library.from_gaussian_mechanism(sigma, sampling_prob=q, **shape)
             return step if count == 1 else step.self_compose(count)
-        case TruncatedPoissonGaussian(noise_multiplier=sigma) if pessimistic:
+        case events.TruncatedPoissonGaussian(noise_multiplier=sigma) if pessimistic:
             step = library.from_truncated_subsampled_gaussian_mechanism(
                 leaf.dataset_size + (1 if leaf.neighbours == "add_remove" else 0),
                 leaf.sampling_probability,
@@ -268,7 +261,7 @@ def _leaf_pld(
                 interval,
             )
             return step.self_compose(count)
-        case TruncatedPoissonGaussian(noise_multiplier=sigma):
+        case events.TruncatedPoissonGaussian(noise_multiplier=sigma):
             # The library's pair is not attained. This one is, if all others contribute zero.
             rate = attained_rate(leaf)
             step = library.from_gaussian_mechanism(sigma, sampling_prob=rate, **shape)

@@ -34,25 +34,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import accountant
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    Leaf,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    Repeated,
-    ReplacedAllocationGaussian,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
 MAX_DOUBLINGS = 13
 """How often the least noise multiplier is doubled."""
@@ -62,13 +44,13 @@ GRAM_EXCESS = 1e-5
 """Relative bound of a Gram matrix's entry above the true product."""
 
 Accountable = (
-    Gaussian
-    | Laplace
-    | PoissonSubsampledGaussian
-    | PoissonSampledGroupGaussian
-    | WithoutReplacementGaussian
-    | WithoutReplacementGroupGaussian
-    | GaussianMixture
+    events.Gaussian
+    | events.Laplace
+    | events.PoissonSubsampledGaussian
+    | events.PoissonSampledGroupGaussian
+    | events.WithoutReplacementGaussian
+    | events.WithoutReplacementGroupGaussian
+    | events.GaussianMixture
 )
 
 
@@ -76,7 +58,7 @@ Accountable = (
 class PostProcessedCurve:
     """Lower bounds of what ``event`` contains; the upper bounds are infinity, or 1 for δ."""
 
-    event: Event
+    event: events.Event
 
     def epsilon(self, delta: float) -> Bracket:
         """Return ``[lower, ∞]`` of ε (nats); raises ``ValueError`` unless 0 < ``delta`` < 1."""
@@ -102,7 +84,9 @@ class PostProcessedCurve:
 
     def _attack_gain(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
         """Return the largest gain of an attack on one of the selections, or 0."""
-        selections = [part for part, _ in parts(self.event) if isinstance(part, RepeatAndSelect)]
+        selections = [
+            part for part, _ in parts(self.event) if isinstance(part, events.RepeatAndSelect)
+        ]
         if not selections:
             return 0.0
         # Imported here because only selections need it.
@@ -122,14 +106,19 @@ class PostProcessedCurve:
 
     def _contained(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
         known = [item for part, times in parts(self.event) for item in _accountable(part, times)]
-        gaussian = [(leaf, times) for leaf, times in known if isinstance(leaf, Gaussian)]
+        gaussian = [(leaf, times) for leaf, times in known if isinstance(leaf, events.Gaussian)]
         exact = _lower_bound(accountant("gaussian"), _composed(gaussian), ask) or 0.0
         if len(gaussian) == len(known):
             return exact
         counted = [
             CountingAttack(leaf, times)
             for leaf, times in known
-            if isinstance(leaf, Laplace | PoissonSubsampledGaussian | WithoutReplacementGaussian)
+            if isinstance(
+                leaf,
+                events.Laplace
+                | events.PoissonSubsampledGaussian
+                | events.WithoutReplacementGaussian,
+            )
         ]
         exact = max([exact, *(ask(curve).lower for curve in counted)])
         for releases in _with_more_noise(known):
@@ -155,9 +144,9 @@ def _with_more_noise(
     Unless all releases are Gaussian, those out of its range are left out. Each noise level is
     tried with and without Laplace releases.
     """
-    if not all(isinstance(leaf, Gaussian) for leaf, _ in known):
+    if not all(isinstance(leaf, events.Gaussian) for leaf, _ in known):
         known = [(leaf, times) for leaf, times in known if _is_in_range(leaf)]
-    normal = [(leaf, times) for leaf, times in known if not isinstance(leaf, Laplace)]
+    normal = [(leaf, times) for leaf, times in known if not isinstance(leaf, events.Laplace)]
     for doubling in range(MAX_DOUBLINGS if normal else 0):
         least = MIN_NOISE_MULTIPLIER * 2**doubling
         for releases in [known, normal] if len(normal) < len(known) else [known]:
@@ -166,13 +155,15 @@ def _with_more_noise(
 
 def _with_noise(leaf: Accountable, least: float) -> Accountable:
     """Return ``leaf`` with at least the noise ``least`` over the sum of a unit's records."""
-    if isinstance(leaf, PoissonSampledGroupGaussian | WithoutReplacementGroupGaussian):
+    if isinstance(
+        leaf, events.PoissonSampledGroupGaussian | events.WithoutReplacementGroupGaussian
+    ):
         least *= leaf.records * (1 + 1e-9)
     return replace(leaf, noise_multiplier=max(leaf.noise_multiplier, least))
 
 
 def _lower_bound(
-    engine: Accountant, event: Event, ask: Callable[[PrivacyCurve], Bracket]
+    engine: Accountant, event: events.Event, ask: Callable[[PrivacyCurve], Bracket]
 ) -> float | None:
     try:
         return ask(engine.curve(event)).lower
@@ -180,47 +171,51 @@ def _lower_bound(
         return None
 
 
-def _composed(releases: Sequence[tuple[Accountable, int]]) -> Composed:
-    return Composed(events=tuple(Repeated(event=leaf, count=times) for leaf, times in releases))
+def _composed(releases: Sequence[tuple[Accountable, int]]) -> events.Composed:
+    return events.Composed(
+        events=tuple(events.Repeated(event=leaf, count=times) for leaf, times in releases)
+    )
 
 
-def _accountable(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Accountable, int]]:
+def _accountable(
+    part: events.Leaf | events.RepeatAndSelect, times: int
+) -> Iterator[tuple[Accountable, int]]:
     """Yield releases that ``times`` of ``part`` contain and that our accountants bound."""
     match part:
-        case RepeatAndSelect(event=run):
+        case events.RepeatAndSelect(event=run):
             for inner, count in parts(run):
                 yield from _accountable(inner, count * times)
-        case RandomAllocationGaussian(bins=bins, attained_at=attained, released=released):
+        case events.RandomAllocationGaussian(bins=bins, attained_at=attained, released=released):
             sigma = part.noise_multiplier
             if attained is not None and released is None:  # else its first bin is released
                 sigma = attained
             if not math.isfinite(sigma):
                 return
             if bins == 1:
-                yield Gaussian(noise_multiplier=sigma), times
+                yield events.Gaussian(noise_multiplier=sigma), times
             else:
                 yield from _accountable(
-                    PoissonSubsampledGaussian(
+                    events.PoissonSubsampledGaussian(
                         sampling_probability=1 / bins * (1 - 2.0**-52), noise_multiplier=sigma
                     ),
                     times,
                 )
-        case BallsInBinsGaussian(gram=gram):
+        case events.BallsInBinsGaussian(gram=gram):
             # The mean of one bin, as if all others were far from it.
             square = max(row[place] for place, row in enumerate(gram.rows)) * (1 - GRAM_EXCESS)
             yield from _accountable(
-                RandomAllocationGaussian(
+                events.RandomAllocationGaussian(
                     bins=len(gram.rows), noise_multiplier=part.noise_multiplier / math.sqrt(square)
                 ),
                 times,
             )
         case (
-            TruncatedPoissonGaussian()
-            | TruncatedPoissonGroupGaussian()
-            | ReplacedAllocationGaussian()
+            events.TruncatedPoissonGaussian()
+            | events.TruncatedPoissonGroupGaussian()
+            | events.ReplacedAllocationGaussian()
         ):
             return  # These are bounds that no record attains.
-        case GaussianMixture(conceded=conceded) if conceded > 0:
+        case events.GaussianMixture(conceded=conceded) if conceded > 0:
             return
         case _:
             yield part, times
@@ -229,15 +224,18 @@ def _accountable(part: Leaf | RepeatAndSelect, times: int) -> Iterator[tuple[Acc
 def _is_in_range(leaf: Accountable) -> bool:
     """Return whether the Fourier accountant bounds ``leaf`` with enough noise quickly."""
     records = getattr(leaf, "records", 1)
-    if isinstance(leaf, GaussianMixture):
+    if isinstance(leaf, events.GaussianMixture):
         records = len(leaf.weights) - 1
     if leaf.noise_multiplier > MAX_NOISE * records:
         return False
-    return not isinstance(leaf, PoissonSubsampledGaussian) or leaf.sampling_probability >= MIN_RATE
+    return (
+        not isinstance(leaf, events.PoissonSubsampledGaussian)
+        or leaf.sampling_probability >= MIN_RATE
+    )
 
 
-def _run_probability(part: Leaf | RepeatAndSelect) -> float:
+def _run_probability(part: events.Leaf | events.RepeatAndSelect) -> float:
     """Return the probability that a selection has a run, 1 unless their number is Poisson."""
-    if isinstance(part, RepeatAndSelect) and math.isinf(part.shape):
+    if isinstance(part, events.RepeatAndSelect) and math.isinf(part.shape):
         return -math.expm1(-part.mean) * (1 - 2.0**-50)
     return 1.0

@@ -20,7 +20,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.plan import Event
+from affidavit.plan import events
 
 
 class AccountantError(Exception):
@@ -126,7 +126,7 @@ class Accountant(Protocol):
         """Version of the library that computes, which makes a certificate reproducible."""
         ...
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         ...
 
@@ -144,7 +144,7 @@ class Provable(Accountant, Protocol):
 class Attaining(Accountant, Protocol):
     """An accountant that has curves of pairs of data sets, not only of dominating pairs."""
 
-    def attained(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
+    def attained(self, event: events.Event) -> tuple[PrivacyCurve, PrivacyCurve]:
         """Return the curves of one pair of data sets, one for each order.
 
         Raises ``Unsupported`` or ``OutOfReach``.
@@ -156,7 +156,7 @@ class Attaining(Accountant, Protocol):
 class Approximating(Protocol):
     """An accountant that also approximates ε quickly, as the start of a search."""
 
-    def approximate_epsilon(self, event: Event, delta: float) -> float:
+    def approximate_epsilon(self, event: events.Event, delta: float) -> float:
         """Return about the ε (nats) at ``delta``; **not a bound**. Raises like ``curve``."""
         ...
 

@@ -46,7 +46,7 @@ from affidavit.accountants.protocol import (
     require_epsilon,
 )
 from affidavit.accountants.registry import PRV_ACCOUNTANT
-from affidavit.plan import Event, Gaussian, Leaf, PoissonSubsampledGaussian
+from affidavit.plan import events
 
 
 @contextmanager
@@ -108,7 +108,7 @@ class PrvCurve:
     ``leaves`` are the releases with counts.
     """
 
-    leaves: tuple[tuple[Leaf, int], ...]
+    leaves: tuple[tuple[events.Leaf, int], ...]
 
     @cached_property
     def _counts(self) -> list[int]:
@@ -179,11 +179,13 @@ def _require_delta(delta: float) -> None:
         )
 
 
-def _variable(leaf: Leaf, add: bool) -> GaussianMechanism | PoissonSubsampledGaussianMechanism:
+def _variable(
+    leaf: events.Leaf, add: bool
+) -> GaussianMechanism | PoissonSubsampledGaussianMechanism:
     match leaf:
-        case Gaussian(noise_multiplier=sigma):
+        case events.Gaussian(noise_multiplier=sigma):
             return GaussianMechanism(sigma)
-        case PoissonSubsampledGaussian(
+        case events.PoissonSubsampledGaussian(
             sampling_probability=q, noise_multiplier=sigma, pair="add_remove"
         ):
             kind = _AddDirection if add else PoissonSubsampledGaussianMechanism
@@ -203,7 +205,7 @@ class PrvAccountant:
     name: str = "prv"
     version: str = PRV_ACCOUNTANT
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if not parts:

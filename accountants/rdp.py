@@ -33,18 +33,7 @@ from affidavit.accountants.fourier.schedules import merge_kinds
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.registry import RDP
 from affidavit.accountants.rounding import Array
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Event,
-    Gaussian,
-    Laplace,
-    Leaf,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    ReplacedAllocationGaussian,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 ROUNDING = 1e-9
 """Relative allowance for the library's rounding, far above what it loses."""
@@ -53,29 +42,31 @@ MIN_NOISE = 0.05
 MAX_FIXED_SIZE_NOISE = 2000.0
 """Noise multiplier above which the library's differences for samples without replacement cancel."""
 _OTHER_ENGINES = {
-    RandomAllocationGaussian: "allocation",
-    ReplacedAllocationGaussian: "allocation",
-    BallsInBinsGaussian: "monte_carlo",
+    events.RandomAllocationGaussian: "allocation",
+    events.ReplacedAllocationGaussian: "allocation",
+    events.BallsInBinsGaussian: "monte_carlo",
 }
 
 
-def as_dp_event(leaf: Leaf | RepeatAndSelect) -> dp_accounting.DpEvent:
+def as_dp_event(leaf: events.Leaf | events.RepeatAndSelect) -> dp_accounting.DpEvent:
     """Return one release, or one selection among repeated runs, as a ``DpEvent``.
 
     Without replacement, dp_accounting's RDP takes the noise over the *replacement* distance, which
     is twice the clip norm. Raises ``Unsupported`` if dp_accounting has no event for the leaf.
     """
     match leaf:
-        case Gaussian(noise_multiplier=sigma):
+        case events.Gaussian(noise_multiplier=sigma):
             return dp_accounting.GaussianDpEvent(sigma)
-        case Laplace(noise_multiplier=scale):
+        case events.Laplace(noise_multiplier=scale):
             return dp_accounting.LaplaceDpEvent(scale)
-        case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma):
+        case events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma):
             return dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
-        case WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=sigma):
+        case events.WithoutReplacementGaussian(
+            dataset_size=size, sample_size=lot, noise_multiplier=sigma
+        ):
             half = dp_accounting.GaussianDpEvent(sigma / 2)
             return dp_accounting.SampledWithoutReplacementDpEvent(size, lot, half)
-        case RepeatAndSelect(event=run, mean=mean, shape=shape):
+        case events.RepeatAndSelect(event=run, mean=mean, shape=shape):
             repeated = dp_accounting.ComposedDpEvent(
                 [dp_accounting.SelfComposedDpEvent(as_dp_event(p), n) for p, n in parts(run)]
             )
@@ -157,7 +148,7 @@ class RdpAccountant:
     version: str = RDP
     orders: tuple[int, ...] | None = None
 
-    def curve(self, event: Event) -> RdpCurve:
+    def curve(self, event: events.Event) -> RdpCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         relations = _relations(event)
         if len(relations) > 1:
@@ -178,16 +169,16 @@ class RdpAccountant:
 
 
 def _with_rounding(
-    part: Leaf | RepeatAndSelect, ledger: LibraryAccountant
-) -> tuple[Leaf | RepeatAndSelect, Array | float]:
+    part: events.Leaf | events.RepeatAndSelect, ledger: LibraryAccountant
+) -> tuple[events.Leaf | events.RepeatAndSelect, Array | float]:
     """Return ``part``, or a similar one that costs no less, and the rounding of divergences.
 
     A moment is a sum of terms with rounded logarithms, and its own logarithm may be smaller than
     their rounding: the library then returns zero or less, and an ε of zero. Shape (orders,).
     """
-    if isinstance(part, WithoutReplacementGaussian):
+    if isinstance(part, events.WithoutReplacementGaussian):
         return replace(part, noise_multiplier=min(part.noise_multiplier, MAX_FIXED_SIZE_NOISE)), 0.0
-    if not isinstance(part, PoissonSubsampledGaussian) or part.sampling_probability >= 1:
+    if not isinstance(part, events.PoissonSubsampledGaussian) or part.sampling_probability >= 1:
         return part, 0.0
     orders = np.asarray(ledger._orders, dtype=np.float64)
     q, square = part.sampling_probability, orders**2 / (2 * part.noise_multiplier**2)
@@ -195,7 +186,7 @@ def _with_rounding(
     return part, 2.0**-53 * (4 * logarithms + 2 * orders * (1 + square)) / (orders - 1)
 
 
-def _relations(event: Event) -> set[NeighboringRelation]:
+def _relations(event: events.Event) -> set[NeighboringRelation]:
     """Return the adjacencies under which the library bounds the releases of ``event``.
 
     Unsampled releases have none. Raises ``Unsupported`` or ``OutOfReach`` for a release that it
@@ -204,20 +195,20 @@ def _relations(event: Event) -> set[NeighboringRelation]:
     result: set[NeighboringRelation] = set()
     for part, _ in parts(event):
         match part:
-            case RepeatAndSelect(event=run):
+            case events.RepeatAndSelect(event=run):
                 result |= _relations(run)
-            case PoissonSubsampledGaussian(pair="replace_one"):
+            case events.PoissonSubsampledGaussian(pair="replace_one"):
                 raise Unsupported(
                     "Rényi accounting has no bound here for Poisson sampling under replace_one.",
                     "Use add_remove, or an accountant that has the pair.",
                 )
-            case PoissonSubsampledGaussian(noise_multiplier=sigma):
+            case events.PoissonSubsampledGaussian(noise_multiplier=sigma):
                 if sigma < MIN_NOISE:
                     raise OutOfReach(
                         f"noise multiplier {sigma:.3g} is below {MIN_NOISE}.", "Add more noise."
                     )
                 result.add(NeighboringRelation.ADD_OR_REMOVE_ONE)
-            case WithoutReplacementGaussian():
+            case events.WithoutReplacementGaussian():
                 result.add(NeighboringRelation.REPLACE_ONE)
             case _:
                 as_dp_event(part)  # raises unless it is Gaussian or Laplace

@@ -25,7 +25,7 @@ from affidavit.plan import installed_extensions, load_extension
 
 if TYPE_CHECKING:
     from affidavit.accountants.protocol import Accountant, PrivacyCurve
-    from affidavit.plan import Event
+    from affidavit.plan import events
 
 AFFIDAVIT_VERSION = __version__
 DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
@@ -90,7 +90,7 @@ def certain_accountants() -> Iterator[Accountant]:
     return (engine for engine in engines if not isinstance(engine, Sampling))
 
 
-def find_curve(name: str, event: Event) -> PrivacyCurve | None:
+def find_curve(name: str, event: events.Event) -> PrivacyCurve | None:
     """Return the curve of ``event`` by the engine called ``name``, or None if it has none."""
     from affidavit.accountants.protocol import AccountantError
 

@@ -41,7 +41,7 @@ from affidavit.checker import (
     ratio_points,
     single_release,
 )
-from affidavit.plan import ChainOfNeighbours, Event, Leaf, TruncatedPoissonGaussian, alternatives
+from affidavit.plan import events
 
 MAX_NODES, QUICK_NODES = 6000, 512
 """Nodes of a lattice on one side of zero. With ``QUICK_NODES`` a proof usually takes less time than
@@ -60,13 +60,13 @@ _LOSS_BITS, _RATIO_BITS = 96, 176
 _MAX_Z = 12.5
 """Standard deviations at which normal tails are cut; they are below 1e-35."""
 
-Requirement = Callable[[Event, bool], None]
+Requirement = Callable[[events.Event, bool], None]
 """Raises ``Unproved`` for a bound that is not the run's, or not that of neighbours in a chain."""
 _RunProof = tuple[RunWitness | None, Measure | SingleRelease]
 
 
 def search_witness(
-    event: Event,
+    event: events.Event,
     epsilon: Bracket,
     delta: float,
     looseness: float,
@@ -80,14 +80,14 @@ def search_witness(
     the run for which ``require`` does not raise ``Unproved`` are tried. Raises ``Unproved`` if no
     statement covers a release, or ``most`` nodes prove too little.
     """
-    bounds = alternatives(event)
+    bounds = events.alternatives(event)
     for place in _likely_places(bounds, epsilon.upper, delta):
         bound = bounds[place]
         covers = _covers(bound)
         # The engine's least bound may reveal truncated lots.
         for chosen in [covers, ()] if any(covers) else [()]:
             try:
-                if isinstance(bound, ChainOfNeighbours):
+                if isinstance(bound, events.ChainOfNeighbours):
                     witness, proof = _search_chain(bound, delta, looseness, most, require)
                 else:
                     if require is not None:
@@ -100,7 +100,7 @@ def search_witness(
     raise unproved
 
 
-def _likely_places(bounds: Sequence[Event], epsilon: float, delta: float) -> Sequence[int]:
+def _likely_places(bounds: Sequence[events.Event], epsilon: float, delta: float) -> Sequence[int]:
     """Return the indices of the ``bounds`` close to ``epsilon`` (nats), the least first."""
     if len(bounds) == 1:
         return [0]
@@ -116,20 +116,24 @@ def _likely_places(bounds: Sequence[Event], epsilon: float, delta: float) -> Seq
     return likely or places[:1] or [0]
 
 
-def _covers(event: Event) -> dominating_pairs.Covers:
+def _covers(event: events.Event) -> dominating_pairs.Covers:
     """Return the covers with which the Fourier accountant bounds ``event``."""
     # The links of a chain have their own covers.
     leaves = (
-        [] if isinstance(event, ChainOfNeighbours) else dominating_pairs.coverable_leaves(event)
+        []
+        if isinstance(event, events.ChainOfNeighbours)
+        else dominating_pairs.coverable_leaves(event)
     )
     if not leaves:
         return ()
     # Imported here because it imports scipy and is seldom needed.
     from affidavit.accountants.fourier import truncated_poisson
 
-    def chosen(leaf: Leaf) -> dominating_pairs.Cover | None:
+    def chosen(leaf: events.Leaf) -> dominating_pairs.Cover | None:
         cover = (
-            truncated_poisson.Cover.of(leaf) if isinstance(leaf, TruncatedPoissonGaussian) else None
+            truncated_poisson.Cover.of(leaf)
+            if isinstance(leaf, events.TruncatedPoissonGaussian)
+            else None
         )
         if cover is None:
             return None
@@ -139,7 +143,11 @@ def _covers(event: Event) -> dominating_pairs.Covers:
 
 
 def _search_chain(
-    chain: ChainOfNeighbours, delta: float, looseness: float, most: int, require: Requirement | None
+    chain: events.ChainOfNeighbours,
+    delta: float,
+    looseness: float,
+    most: int,
+    require: Requirement | None,
 ) -> tuple[Witness, Proof]:
     """Return a witness of every link of ``chain``; raises ``Unproved``."""
     require_link = None if require is None else lambda event, _: require(event, True)
@@ -165,7 +173,7 @@ def _search_chain(
 
 
 def _search(
-    event: Event,
+    event: events.Event,
     covers: dominating_pairs.Covers,
     epsilon: Bracket,
     delta: float,

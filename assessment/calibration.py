@@ -47,7 +47,12 @@ from affidavit.mechanisms import (
     with_scaled_noise,
     with_steps,
 )
-from affidavit.plan import AllocatedRecord, Event, Plan, RefusedPlan, ShuffledEpoch, schedule
+from affidavit.plan import (
+    Plan,
+    RefusedPlan,
+    events,
+    schedule,
+)
 
 UPPER_BOUND_ENGINES = ("participations", "selection", "rdp", "allocation_rdp")
 """The engines whose own lower ends are 0."""
@@ -70,10 +75,10 @@ class Solver:
 
     lowered: Lowered
     engine: Accountant
-    _curves: dict[Event, PrivacyCurve] = field(default_factory=dict)
-    _brackets: dict[tuple[Event, float], Bracket] = field(default_factory=dict)
+    _curves: dict[events.Event, PrivacyCurve] = field(default_factory=dict)
+    _brackets: dict[tuple[events.Event, float], Bracket] = field(default_factory=dict)
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the engine's curve of ``event``; raises ``AccountantError``."""
         if event not in self._curves:
             self._curves[event] = self.engine.curve(event)
@@ -117,11 +122,11 @@ class Solver:
     ) -> tuple[PrivacyCurve, ...]:
         """Return curves whose lower ends ``attack`` attains, by this engine or by others."""
         match attack.tested:
-            case (AllocatedRecord() as record, times):
+            case (events.AllocatedRecord() as record, times):
                 from affidavit.accountants import ScoreAttack
 
                 return (ScoreAttack(record, times),)
-            case (ShuffledEpoch() as epoch, times):
+            case (events.ShuffledEpoch() as epoch, times):
                 return (CountingAttack(epoch, times),)
         event = attained_event(attack.event)
         contained = PostProcessedCurve(event=event)
@@ -137,7 +142,7 @@ class Solver:
             allocation = AllocationAccountant().lower_ends(event)
         return (contained,) if allocation is None else (contained, allocation)
 
-    def epsilon(self, event: Event, delta: float) -> Bracket:
+    def epsilon(self, event: events.Event, delta: float) -> Bracket:
         """Return the engine's bracket of ε of ``event`` at ``delta``."""
         if (event, delta) not in self._brackets:
             self._brackets[event, delta] = self.curve(event).epsilon(delta)
@@ -254,7 +259,7 @@ class Solver:
         plan, delta = self.lowered.plan, self._target[1]
         return lambda value: self.epsilon(_event_of(close(plan, value)), delta).upper
 
-    def _guess(self, event: Callable[[Value], Event]) -> Callable[[Value], float] | None:
+    def _guess(self, event: Callable[[Value], events.Event]) -> Callable[[Value], float] | None:
         """Return a function from a value of the unknown to an approximate ε, if there is one."""
         engine, delta = self.engine, self._target[1]
         if not isinstance(engine, Approximating):
@@ -262,7 +267,7 @@ class Solver:
         return lambda value: engine.approximate_epsilon(event(value), delta)
 
 
-def _event_of(plan: Plan) -> Event:
+def _event_of(plan: Plan) -> events.Event:
     """Return the event of a closed plan; raises ``OutOfReach`` if it is too large to compute."""
     try:
         return lower(plan).event()

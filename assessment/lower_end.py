@@ -14,7 +14,10 @@ from __future__ import annotations
 from affidavit.accountants import AccountantError, CountingAttack, ScoreAttack, accountant
 from affidavit.assessment.assessment import Assessment
 from affidavit.assessment.calibration import Solver, lower_open
-from affidavit.plan import AllocatedRecord, Plan, ShuffledEpoch
+from affidavit.plan import (
+    Plan,
+    events,
+)
 
 
 def explain_lower_end(plan: Plan, assessment: Assessment) -> tuple[str, ...]:
@@ -32,13 +35,13 @@ def explain_lower_end(plan: Plan, assessment: Assessment) -> tuple[str, ...]:
     if epsilon <= 0:
         return ()
     match attack.tested:
-        case (ShuffledEpoch() as epoch, times):
+        case (events.ShuffledEpoch() as epoch, times):
             threshold, count = CountingAttack(epoch, times).test(assessment.delta.upper)
             how = (
                 f"At this δ the threshold is {threshold:.3g} standard deviations of the noise "
                 f"above sums without the record, and the test asks for {count} such epochs or more."
             )
-        case (AllocatedRecord() as record, times):
+        case (events.AllocatedRecord() as record, times):
             test = ScoreAttack(record, times).test(assessment.delta.upper)
             side = "large" if test.side == "remove" else "small"
             how = (

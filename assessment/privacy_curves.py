@@ -49,7 +49,12 @@ from affidavit.assessment.charts import (
     Mark,
     draw_panels,
 )
-from affidavit.plan import Event, Plan, Reason, RepeatAndSelect, digest_of
+from affidavit.plan import (
+    Plan,
+    Reason,
+    digest_of,
+    events,
+)
 
 DELTAS = tuple(10.0**-exponent for exponent in range(3, 13))
 EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0)
@@ -220,7 +225,7 @@ def _ask(
     return tuple(result)
 
 
-def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
+def _renyi(event: events.Event, mu: float | None) -> tuple[tuple[float, float], ...]:
     """Return Rényi divergences at whole orders: exact for a Gaussian, else bounds, if any."""
     if mu is not None:
         return tuple((order, order * _rho(mu)) for order in WHOLE_ORDERS)
@@ -228,7 +233,7 @@ def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
     from affidavit.accountants import RdpAccountant, parts
 
     # A selection is bounded over all orders together, other events at each order separately.
-    selects = any(isinstance(part, RepeatAndSelect) for part, _ in parts(event))
+    selects = any(isinstance(part, events.RepeatAndSelect) for part, _ in parts(event))
     engine = RdpAccountant(orders=None if selects else WHOLE_ORDERS)
     try:
         result = dict(engine.curve(event).divergences())

@@ -55,7 +55,10 @@ from affidavit.assessment.charts import (
     ReferenceLine,
 )
 from affidavit.mechanisms import Lowered, LoweredPhase
-from affidavit.plan import Composed, Event, Plan
+from affidavit.plan import (
+    Plan,
+    events,
+)
 
 
 class CertificateDiffers(Exception):
@@ -81,7 +84,7 @@ class CertifiedRun:
         """The steps of all phases."""
         return sum(phase.steps or 0 for phase in self.lowered.phases)
 
-    def event_of(self, steps_run: int) -> Event:
+    def event_of(self, steps_run: int) -> events.Event:
         """Return the event of the first ``steps_run`` steps and of the releases beside them.
 
         Raises ``ValueError`` for a number of steps that the run does not have.
@@ -119,7 +122,7 @@ class CertifiedRun:
         phases = self.lowered.phases
         return self.lowered.extra.selection is None and all(map(_is_sum_over_steps, phases))
 
-    def _epsilon(self, event: Event, steps_run: int) -> float:
+    def _epsilon(self, event: events.Event, steps_run: int) -> float:
         """Return ε at the certificate's δ by composition, at most the certificate's own."""
         if steps_run == self.steps:
             return self.epsilon
@@ -150,13 +153,13 @@ def run_of(plan: Plan, engine: str, *, predicate: dict[str, Any] | None = None) 
     )
 
 
-def composed_epsilon(runs: Sequence[Event], delta: float) -> tuple[str, Bracket]:
+def composed_epsilon(runs: Sequence[events.Event], delta: float) -> tuple[str, Bracket]:
     """Return the first engine that covers the composition of ``runs`` and its bracket of ε.
 
     This is the cost of plans that were all fixed in advance; for plans chosen because of earlier
     results it is not a bound. Raises ``Unsupported``.
     """
-    event = Composed(events=tuple(runs))
+    event = events.Composed(events=tuple(runs))
     for engine in certain_accountants():
         try:
             return engine.name, engine.curve(event).epsilon(delta)
@@ -197,7 +200,7 @@ def _is_sum_over_steps(phase: LoweredPhase) -> bool:
     return phase.correlation is None and phase.whole is None and phase.sampled.run is None
 
 
-def _mu_squared(event: Event) -> float:
+def _mu_squared(event: events.Event) -> float:
     """Return μ² of Gaussian DP, rounded up; infinite unless the run is exactly one Gaussian."""
     try:
         mu = joint_mu(event)

@@ -41,7 +41,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant
 
 from affidavit.accountants import Bracket, FourierAccountant, find_min_noise
-from affidavit.plan import Event, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,14 +93,14 @@ def random_rows(count: int) -> list[Row]:
     ]
 
 
-def ours(row: Row, sigma: float) -> Event:
+def ours(row: Row, sigma: float) -> events.Event:
     """Return the plan as our event."""
-    leaf: Event = (
-        Gaussian(noise_multiplier=sigma)
+    leaf: events.Event = (
+        events.Gaussian(noise_multiplier=sigma)
         if row.q == 1
-        else PoissonSubsampledGaussian(sampling_probability=row.q, noise_multiplier=sigma)
+        else events.PoissonSubsampledGaussian(sampling_probability=row.q, noise_multiplier=sigma)
     )
-    return Repeated(event=leaf, count=row.steps)
+    return events.Repeated(event=leaf, count=row.steps)
 
 
 def theirs(row: Row, sigma: float) -> dp_accounting.DpEvent:

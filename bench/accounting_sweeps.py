@@ -23,20 +23,20 @@ import tracemalloc
 from pathlib import Path
 
 from affidavit.accountants import Bracket, FourierAccountant, OutOfReach
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 STEPS = tuple(10**power for power in range(2, 8))
 LINES = ((0.01, 2.0), (1e-3, 1.0), (1e-4, 0.8))
 RATES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5)
 
 
-def plan(q: float, sigma: float, steps: int) -> Repeated:
+def plan(q: float, sigma: float, steps: int) -> events.Repeated:
     """Return one leaf event, repeated."""
-    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=leaf, count=steps)
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    return events.Repeated(event=leaf, count=steps)
 
 
-def timed(event: Repeated, delta: float, repeats: int = 3) -> tuple[Bracket, float]:
+def timed(event: events.Repeated, delta: float, repeats: int = 3) -> tuple[Bracket, float]:
     """Return the bracket and its least processor time in seconds."""
     best = math.inf
     for _ in range(repeats):

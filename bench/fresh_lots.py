@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from affidavit.accountants import accountant
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 DELTA = 1e-6
 NOISES = (1.0, 5.0, 20.0, 100.0)
@@ -130,8 +130,8 @@ def conditional_composition(matrix: Matrix, rate: float, noise: float, failure: 
 def white_noise(matrix: Matrix, rate: float, noise: float) -> float:
     """Return ε by Theorem 11."""
     multiplier = noise / float(np.linalg.norm(matrix, 2))
-    leaf = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=multiplier)
-    event = Repeated(event=leaf, count=matrix.shape[1])
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=multiplier)
+    event = events.Repeated(event=leaf, count=matrix.shape[1])
     return accountant("fourier").curve(event).epsilon(DELTA).upper
 
 

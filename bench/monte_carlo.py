@@ -20,7 +20,7 @@ from affidavit.accountants.largest_bin import LargestBinAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant
 from affidavit.accountants.monte_carlo.importance_sampling import tilts
 from affidavit.accountants.monte_carlo.pilot import design_at_delta
-from affidavit.plan import BallsInBinsGaussian, Gram
+from affidavit.plan import events
 
 CASES = (
     (100, 10, 0.0, 3.03, 1e-6),
@@ -33,7 +33,7 @@ CASES = (
 """Bins, epochs, λ of a bidiagonal inverse, noise multiplier, δ."""
 
 
-def event(bins: int, epochs: int, rate: float, sigma: float) -> BallsInBinsGaussian:
+def event(bins: int, epochs: int, rate: float, sigma: float) -> events.BallsInBinsGaussian:
     """Return the run of C[i, j] = λ^(i-j) over a number of epochs."""
     steps = np.arange(bins * epochs)
     lags = np.subtract.outer(steps, steps)
@@ -42,7 +42,7 @@ def event(bins: int, epochs: int, rate: float, sigma: float) -> BallsInBinsGauss
     products = means @ means.T
     products = np.maximum(products, products.T)
     rows = tuple(tuple(row) for row in products.tolist())
-    return BallsInBinsGaussian(gram=Gram(rows), noise_multiplier=sigma)
+    return events.BallsInBinsGaussian(gram=events.Gram(rows), noise_multiplier=sigma)
 
 
 def plain_draws(delta: float, relative: float, failure: float) -> float:

@@ -25,7 +25,7 @@ from affidavit.accountants import (
 )
 from affidavit.assessment.certification import AGREEMENT_TOLERANCE
 from affidavit.checker import prove
-from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 from bench.accounting import ROWS, Row, ours
 
 MUON = [
@@ -34,10 +34,10 @@ MUON = [
 ]
 
 
-KINDS = Composed(
+KINDS = events.Composed(
     events=tuple(
-        Repeated(
-            event=PoissonSubsampledGaussian(
+        events.Repeated(
+            event=events.PoissonSubsampledGaussian(
                 sampling_probability=0.01 + 0.001 * kind, noise_multiplier=1 + 0.05 * kind
             ),
             count=300,
@@ -48,7 +48,7 @@ KINDS = Composed(
 """A run of ten kinds of release."""
 
 
-def opinions_of(event: Event, bracket: Bracket, delta: float) -> tuple[float, float]:
+def opinions_of(event: events.Event, bracket: Bracket, delta: float) -> tuple[float, float]:
     """Return the seconds of the checker's second opinion, and of another library's."""
     begun = time.process_time()
     search_witness(event, bracket, delta, AGREEMENT_TOLERANCE, QUICK_NODES)
@@ -57,7 +57,7 @@ def opinions_of(event: Event, bracket: Bracket, delta: float) -> tuple[float, fl
     return quick - begun, time.process_time() - quick
 
 
-def library_opinion(event: Event, delta: float) -> None:
+def library_opinion(event: events.Event, delta: float) -> None:
     """Return the opinion of the first other library that supports ``event``."""
     for name in SECOND_OPINIONS:
         try:

@@ -14,7 +14,7 @@ import time
 
 from affidavit.accountants import accountant, find_min_noise
 from affidavit.assessment import certify
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 from affidavit.plan.parse import plan_from
 
 DELTA = 1e-5
@@ -43,11 +43,11 @@ def main() -> None:
     for steps, taken in STEPS_AND_PARTICIPATIONS:
         for budget in BUDGETS:
 
-            def lots(sigma: float, steps: int = steps, taken: int = taken) -> Repeated:
-                leaf = PoissonSubsampledGaussian(
+            def lots(sigma: float, steps: int = steps, taken: int = taken) -> events.Repeated:
+                leaf = events.PoissonSubsampledGaussian(
                     sampling_probability=taken / steps, noise_multiplier=sigma
                 )
-                return Repeated(event=leaf, count=steps)
+                return events.Repeated(event=leaf, count=steps)
 
             sigma = round(
                 find_min_noise(lambda x: engine.curve(lots(x)).epsilon(DELTA).upper, budget), 4

@@ -15,7 +15,7 @@ from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from affidavit.accountants.fourier_accountant import FourierAccountant
-from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 KINDS, STEPS, Q, DELTA = 1000, 100, 0.01, 1e-6
 
@@ -24,11 +24,11 @@ def main() -> None:
     """Print a row for each accountant, with processor times."""
     sigmas = [float(sigma) for sigma in np.linspace(0.7, 1.4, KINDS)]
     leaves = [
-        PoissonSubsampledGaussian(sampling_probability=Q, noise_multiplier=sigma)
+        events.PoissonSubsampledGaussian(sampling_probability=Q, noise_multiplier=sigma)
         for sigma in sigmas
     ]
     start = time.process_time()
-    run = Composed(events=tuple(Repeated(event=leaf, count=STEPS) for leaf in leaves))
+    run = events.Composed(events=tuple(events.Repeated(event=leaf, count=STEPS) for leaf in leaves))
     ours = FourierAccountant().curve(run).epsilon(DELTA)
     between = time.process_time()
     peer = RdpAccountant()

@@ -14,7 +14,7 @@ from dp_accounting.dp_event import TruncatedSubsampledGaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from affidavit.accountants.fourier_accountant import FourierAccountant
-from affidavit.plan import Repeated, TruncatedPoissonGaussian
+from affidavit.plan import events
 
 PLANS = (
     (
@@ -36,7 +36,7 @@ def main() -> None:
     sys.stdout.write("|---|---|---|---|---|---|---|\n")
     for size, lot, sigma, steps, delta, caps in PLANS:
         for cap in caps:
-            leaf = TruncatedPoissonGaussian(
+            leaf = events.TruncatedPoissonGaussian(
                 dataset_size=size,
                 sampling_probability=lot / size,
                 max_lot_size=cap,
@@ -44,7 +44,9 @@ def main() -> None:
                 neighbours="zero_out",
             )
             start = time.perf_counter()
-            ours = FourierAccountant().curve(Repeated(event=leaf, count=steps)).epsilon(delta)
+            ours = (
+                FourierAccountant().curve(events.Repeated(event=leaf, count=steps)).epsilon(delta)
+            )
             between = time.perf_counter()
             peer = PLDAccountant()
             event = TruncatedSubsampledGaussianDpEvent(size, lot / size, cap, sigma)

@@ -49,22 +49,13 @@ from affidavit.mechanisms import (
     subsampled_pair,
 )
 from affidavit.plan import (
-    ChainOfNeighbours,
     ClippingQuantile,
-    Composed,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Leaf,
     MalformedPlan,
     Phase,
     Plan,
-    RandomAllocationGaussian,
     Reason,
     RefusedPlan,
-    ReplacedAllocationGaussian,
-    WithoutReplacementGaussian,
-    alternatives,
+    events,
     plan_from,
     schedule,
 )
@@ -137,7 +128,7 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
         witness = parse_witness(signed)
         lowered, event = _lowered(predicate)
         bound = witness.event(event)
-        if isinstance(bound, ChainOfNeighbours):
+        if isinstance(bound, events.ChainOfNeighbours):
             for link in witness.links:
                 _require_noise(lowered, link.event(bound.event), of_link=True)
         else:
@@ -160,7 +151,7 @@ def proof_sources(proof: Proof) -> tuple[str, ...]:
     return "checker", *sorted(pages)
 
 
-def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, Event]:
+def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, events.Event]:
     """Lower the solved plan of the certificate; raises ``Unproved``."""
     guarantee = predicate["guarantee"]
     if guarantee is None:
@@ -176,7 +167,7 @@ def _lowered(predicate: Mapping[str, Any]) -> tuple[Lowered, Event]:
         ) from None
 
 
-def _require_noise(lowered: Lowered, event: Event, of_link: bool = False) -> None:
+def _require_noise(lowered: Lowered, event: events.Event, of_link: bool = False) -> None:
     """Raise ``Unproved`` unless the plan gives its phases the noise and lots of ``event``.
 
     With ``of_link`` the event is of the neighbours of a chain.
@@ -188,14 +179,14 @@ def _require_noise(lowered: Lowered, event: Event, of_link: bool = False) -> Non
         if one is None:
             raise bad_witness("it is for neighbours that the run has none of")
         lowered = one
-    if isinstance(event, ChainOfNeighbours):
+    if isinstance(event, events.ChainOfNeighbours):
         if not _is_shuffled(lowered):
             raise no_statement("a chain of neighbours within another one")
-        for link in alternatives(event.event):
+        for link in events.alternatives(event.event):
             _require_noise(lowered, link)
         return
     # A selection has no statement.
-    if lowered.extra.selection is None and isinstance(event, Composed):
+    if lowered.extra.selection is None and isinstance(event, events.Composed):
         for index, phase in enumerate(event.events[: len(lowered.phases)]):
             _require_noise_of_phase(lowered, index, phase)
 
@@ -205,7 +196,7 @@ def _is_shuffled(lowered: Lowered) -> bool:
     return all(phase.scheme == "shuffled" for phase in lowered.phases)
 
 
-def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
+def _require_noise_of_phase(lowered: Lowered, index: int, event: events.Event) -> None:
     """Raise ``Unproved`` unless the plan gives phase ``index`` the noise and lots of ``event``."""
     plan, phase, own = lowered.plan, lowered.plan.phases[index], lowered.phases[index]
     blocks = [(release.count, noise_multiplier(release)) for release in phase.releases]
@@ -232,26 +223,30 @@ def _require_noise_of_phase(lowered: Lowered, index: int, event: Event) -> None:
 
 
 def _has_noise_and_lots(
-    lowered: Lowered, index: int, leaf: Leaf, blocks: list[tuple[int, Fraction]]
+    lowered: Lowered, index: int, leaf: events.Leaf, blocks: list[tuple[int, Fraction]]
 ) -> bool:
     plan, phase, own = lowered.plan, lowered.plan.phases[index], lowered.phases[index]
     records = plan.dataset.records_per_unit
     squared = arb(1)
     if own.correlation is not None and own.steps is not None:
         at = own.correlation.at(own.steps)
-        if isinstance(leaf, GaussianMixture):
+        if isinstance(leaf, events.GaussianMixture):
             return _moves_no_more(lowered, index, leaf, blocks)
-        if isinstance(leaf, Gaussian) and at.unsampled is not None:
+        if isinstance(leaf, events.Gaussian) and at.unsampled is not None:
             at = replace(at, route="gaussian", sensitivity=at.unsampled)
         # The pairs of samples are in clip norms.
-        is_sample = at.route != "gaussian" or isinstance(leaf, WithoutReplacementGaussian)
+        is_sample = at.route != "gaussian" or isinstance(leaf, events.WithoutReplacementGaussian)
         distance = 1.0 if is_sample else at.distance
         squared = (distance * _sensitivity(at)) ** 2
-    elif isinstance(leaf, Gaussian) and own.sampled.reach is not None and own.steps is not None:
+    elif (
+        isinstance(leaf, events.Gaussian)
+        and own.sampled.reach is not None
+        and own.steps is not None
+    ):
         squared = _squared_reach(plan, phase, own.steps)
-    elif isinstance(leaf, Gaussian):
+    elif isinstance(leaf, events.Gaussian):
         squared = arb(own.sampled.distance) ** 2
-    elif isinstance(leaf, RandomAllocationGaussian) and phase.sampling.scheme == "shuffled":
+    elif isinstance(leaf, events.RandomAllocationGaussian) and phase.sampling.scheme == "shuffled":
         # A record moves a lot two clip norms from the run in which another one has its place.
         size, lot = plan.dataset.size or 0, phase.sampling.lot_size or 1
         turn = schedule.lots_in_turn(plan, phase)
@@ -259,20 +254,23 @@ def _has_noise_and_lots(
         if not hidden or records > 1 or leaf.bins > size // lot:
             return False
         squared = arb(4)
-    elif isinstance(leaf, ReplacedAllocationGaussian) and leaf.place is not None:
+    elif isinstance(leaf, events.ReplacedAllocationGaussian) and leaf.place is not None:
         size, lot = plan.dataset.size or 0, phase.sampling.lot_size or 1
         placed = "replace_one" if plan.adjacency == "replace_one" else "zero_out"
         drawn = Fraction(leaf.bins * lot, size)
         if records > 1 or leaf.place != placed or not drawn <= Fraction(leaf.drawn) or drawn >= 1:
             return False
-    elif isinstance(leaf, RandomAllocationGaussian | ReplacedAllocationGaussian) and own.steps:
+    elif (
+        isinstance(leaf, events.RandomAllocationGaussian | events.ReplacedAllocationGaussian)
+        and own.steps
+    ):
         once = phase.sampling.scheme == "balls_in_bins"
         once &= phase.sampling.bins_drawn != "each_epoch"
         squared = arb(own.sampled.times(own.steps) if once else 1)
     if phase.sampling.scheme in ("poisson", "truncated_poisson", "b_min_sep"):
         rate = Fraction(getattr(leaf, "sampling_probability", 1.0))
         sampled = rate >= schedule.highest_probability(plan, phase)
-        sampled &= isinstance(leaf, Gaussian) or getattr(leaf, "records", 1) >= records
+        sampled &= isinstance(leaf, events.Gaussian) or getattr(leaf, "records", 1) >= records
     else:
         sampled = True
     return sampled and sensitivity.has_noise(leaf.noise_multiplier, blocks, squared)
@@ -289,7 +287,7 @@ def _squared_reach(plan: Plan, phase: Phase, steps: int) -> arb:
 
 
 def _moves_no_more(
-    lowered: Lowered, index: int, leaf: GaussianMixture, blocks: list[tuple[int, Fraction]]
+    lowered: Lowered, index: int, leaf: events.GaussianMixture, blocks: list[tuple[int, Fraction]]
 ) -> bool:
     """Whether a record that is drawn into phase ``index`` moves it by no more than ``leaf``."""
     (at, draws), plan = _drawn(lowered, index), lowered.plan
@@ -340,11 +338,11 @@ def _cut_lots(lowered: Lowered, index: int) -> participation.CutLots | None:
 
 
 def _bounds_known_stretches(
-    lowered: Lowered, index: int, event: Event, blocks: list[tuple[int, Fraction]]
+    lowered: Lowered, index: int, event: events.Event, blocks: list[tuple[int, Fraction]]
 ) -> bool:
     """Whether ``event`` bounds phase ``index`` given the stretches in which a record may be."""
     plan, apart = lowered.plan, lowered.plan.phases[index].sampling.separation
-    if apart is None or plan.dataset.records_per_unit > 1 or not isinstance(event, Composed):
+    if apart is None or plan.dataset.records_per_unit > 1 or not isinstance(event, events.Composed):
         return False
     at, draws = _drawn(lowered, index)
     return all(

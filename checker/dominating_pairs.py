@@ -23,20 +23,7 @@ from affidavit.checker.lattice import (
     bad_witness,
     no_statement,
 )
-from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    EitherBound,
-    Event,
-    FixedSizeRun,
-    GaussianMixture,
-    Leaf,
-    RepeatAndSelect,
-    Repeated,
-    ReplacedAllocationGaussian,
-    SampledColumns,
-    TruncatedPoissonGaussian,
-)
+from affidavit.plan import events
 
 MAX_KINDS = 100
 """Different releases of one run; each takes at most a second."""
@@ -142,19 +129,19 @@ class Law:
 Direction = tuple[tuple[Law, int], ...]
 
 
-def coverable_leaves(event: Event) -> list[Leaf]:
+def coverable_leaves(event: events.Event) -> list[events.Leaf]:
     """Return the kinds of release of ``event`` with a row for a cover, in the order of ``laws``."""
     return [leaf for leaf, _ in _parts(event) if _row(leaf, hidden=True) is not None]
 
 
-def laws(event: Event, covers: Covers = ()) -> tuple[Direction, ...]:
+def laws(event: events.Event, covers: Covers = ()) -> tuple[Direction, ...]:
     """Return the laws of ``event`` with their counts, for each direction of the adjacency.
 
     Unsampled Gaussian releases are combined into one, the first: their μ² add up. Raises
     ``Unproved`` with the code ``no_statement`` for a release without a row.
     """
     parts = _parts(event)
-    of_leaf: dict[Leaf, Cover | None] = {}
+    of_leaf: dict[events.Leaf, Cover | None] = {}
     if covers:
         leaves = coverable_leaves(event)
         if len(covers) != len(leaves):
@@ -184,14 +171,14 @@ def laws(event: Event, covers: Covers = ()) -> tuple[Direction, ...]:
 
 
 def _smaller(
-    parts: list[tuple[Leaf, int]], covers: dict[Leaf, Cover | None]
+    parts: list[tuple[events.Leaf, int]], covers: dict[events.Leaf, Cover | None]
 ) -> tuple[Direction, ...]:
     """Return the directions of data sets too small for a cover under add_remove, cuts revealed."""
-    halves: dict[Leaf, TruncatedPoissonGaussian] = {
+    halves: dict[events.Leaf, events.TruncatedPoissonGaussian] = {
         leaf: replace(leaf, dataset_size=leaf.dataset_size // 2)
         for leaf, cover in covers.items()
         if cover is not None
-        and isinstance(leaf, TruncatedPoissonGaussian)
+        and isinstance(leaf, events.TruncatedPoissonGaussian)
         and leaf.neighbours == "add_remove"
     }
     if not halves:
@@ -199,17 +186,17 @@ def _smaller(
     if len({half.dataset_size for half in halves.values()}) > 1:
         raise bad_witness("its covers are for data sets of more than one size")
     return laws(
-        Composed(
+        events.Composed(
             events=tuple(
-                Repeated(event=halves.get(leaf, leaf), count=times) for leaf, times in parts
+                events.Repeated(event=halves.get(leaf, leaf), count=times) for leaf, times in parts
             )
         )
     )
 
 
-def _parts(event: Event) -> list[tuple[Leaf, int]]:
+def _parts(event: events.Event) -> list[tuple[events.Leaf, int]]:
     """Return each kind of release with its count, sorted."""
-    counts: Counter[Leaf] = Counter()
+    counts: Counter[events.Leaf] = Counter()
     _count(event, 1, counts)
     if len(counts) > MAX_KINDS:
         raise Unproved(
@@ -220,22 +207,27 @@ def _parts(event: Event) -> list[tuple[Leaf, int]]:
     return sorted(((leaf, times) for leaf, times in counts.items() if times), key=repr)
 
 
-def _count(event: Event, times: int, counts: Counter[Leaf]) -> None:
+def _count(event: events.Event, times: int, counts: Counter[events.Leaf]) -> None:
     match event:
-        case Repeated(event=inner, count=count):
+        case events.Repeated(event=inner, count=count):
             _count(inner, times * count, counts)
-        case Composed(events=members):
+        case events.Composed(events=members):
             for inner in members:
                 _count(inner, times, counts)
-        case EitherBound():
+        case events.EitherBound():
             raise bad_witness("it does not say which of several bounds it is for")
-        case RepeatAndSelect() | ChainOfNeighbours() | SampledColumns() | FixedSizeRun():
+        case (
+            events.RepeatAndSelect()
+            | events.ChainOfNeighbours()
+            | events.SampledColumns()
+            | events.FixedSizeRun()
+        ):
             raise no_statement(type(event).__name__)
         case _:
             counts[event] += times
 
 
-def _row(leaf: Leaf, *, hidden: bool) -> str | None:
+def _row(leaf: events.Leaf, *, hidden: bool) -> str | None:
     kind = type(leaf).__name__
     for name, row in DOMINATING_PAIRS.items():
         if (row.release, row.hidden) == (kind, hidden) and all(
@@ -251,10 +243,10 @@ def _law(name: str, leaf: Any, removed: bool, cover: Cover | None) -> Law:
     if cover is not None:
         covered, conceded = _covered(leaf, weights, cover)
         weights |= covered
-    elif isinstance(leaf, GaussianMixture):
+    elif isinstance(leaf, events.GaussianMixture):
         conceded = arb(leaf.conceded)
     pieces = [_piece(pair, weights, _numbers_drawn(leaf)) for pair in row.pairs]
-    if isinstance(leaf, ReplacedAllocationGaussian):
+    if isinstance(leaf, events.ReplacedAllocationGaussian):
         own, reverse = pieces, [piece.reversed for piece in pieces]
         if not removed and row.orders == "either order":
             own, reverse = reverse, own
@@ -304,7 +296,7 @@ def _weights(leaf: Any) -> dict[str, arb]:
 
 
 def _covered(
-    leaf: TruncatedPoissonGaussian, weights: dict[str, arb], cover: Cover
+    leaf: events.TruncatedPoissonGaussian, weights: dict[str, arb], cover: Cover
 ) -> tuple[dict[str, arb], arb]:
     """Return the letters of a hidden row, with another r, and the probability that it concedes.
 
@@ -347,7 +339,7 @@ def at_least(least: int, size: int, q: arb) -> arb:
 
 def _numbers_drawn(leaf: Any) -> Mixture:
     """Return the law of K: a user's drawn records, or the units that a mixture moves."""
-    if isinstance(leaf, GaussianMixture):
+    if isinstance(leaf, events.GaussianMixture):
         # From the largest on, up to a total of one: the sum of weights is rounded.
         result, left = {}, 1 - arb(leaf.conceded)
         for k in reversed(range(1, len(leaf.weights))):

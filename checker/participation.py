@@ -25,7 +25,7 @@ from flint import arb, arb_mat, arb_poly, fmpz, fmpz_poly
 
 from affidavit.checker import dominating_pairs, sensitivity
 from affidavit.checker.lattice import no_statement, rounded_up
-from affidavit.plan import GaussianMixture, Leaf, PoissonSubsampledGaussian
+from affidavit.plan import events
 
 MAX_STEPS, MAX_MEAN_PARTICIPATIONS, MAX_CUT_DRAWS = 20_000, 400, 100
 """Steps of Toeplitz C, mean participations of a record, and its draws into cut lots: some
@@ -187,7 +187,7 @@ def tree_products(steps: int, period: int, turn: int) -> Iterator[tuple[int, int
 
 
 def is_participation_covered(
-    leaf: GaussianMixture,
+    leaf: events.GaussianMixture,
     blocks: Blocks,
     products: Products,
     draws: Draws,
@@ -295,7 +295,11 @@ def max_by_distance(products: Products) -> list[int]:
 
 
 def is_separated_participation_covered(
-    leaf: GaussianMixture, blocks: Blocks, products: Sequence[int], draws: Draws, separation: int
+    leaf: events.GaussianMixture,
+    blocks: Blocks,
+    products: Sequence[int],
+    draws: Draws,
+    separation: int,
 ) -> bool:
     """Return whether ``leaf`` certainly bounds participations ``separation`` steps apart."""
     if any(products[separation:]):
@@ -312,7 +316,7 @@ def is_separated_participation_covered(
 
 
 def is_disclosure_covered(
-    leaves: Sequence[tuple[Leaf, int]],
+    leaves: Sequence[tuple[events.Leaf, int]],
     blocks: Blocks,
     products: Sequence[int],
     draws: Draws,
@@ -331,9 +335,9 @@ def is_disclosure_covered(
     counts: dict[int, int] = {}
     for leaf, count in leaves:
         match leaf:
-            case GaussianMixture(weights=(_, drawn)):
+            case events.GaussianMixture(weights=(_, drawn)):
                 conceded += count * arb(leaf.conceded)
-            case PoissonSubsampledGaussian(sampling_probability=drawn):
+            case events.PoissonSubsampledGaussian(sampling_probability=drawn):
                 pass
             case _:
                 return False

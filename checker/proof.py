@@ -34,7 +34,7 @@ from affidavit.checker.lattice import (
     power_product,
     rounded_up,
 )
-from affidavit.plan import ChainOfNeighbours, Event, alternatives
+from affidavit.plan import events
 
 MAX_PLACES, MAX_CELLS = 50_000, 4_000_000
 """Places of one piece, and places times normals: two minutes at most."""
@@ -292,9 +292,9 @@ class Witness:
     alternative: int = 0
     links: tuple[Witness, ...] = ()
 
-    def event(self, run: Event) -> Event:
+    def event(self, run: events.Event) -> events.Event:
         """Return the bound of ``run`` that the witness is for; raises ``Unproved``."""
-        bounds = alternatives(run)
+        bounds = events.alternatives(run)
         if self.alternative not in range(len(bounds)):
             raise bad_witness("it is for another bound of the run")
         return bounds[self.alternative]
@@ -309,13 +309,13 @@ class Proof:
     theorems: tuple[str, ...]
 
 
-def prove(witness: Witness, event: Event) -> Proof:
+def prove(witness: Witness, event: events.Event) -> Proof:
     """Prove the bound that ``witness`` claims of ``event``.
 
     Raises ``Unproved`` if the witness does not prove it, or no theorem here covers the event.
     """
     bound = witness.event(event)
-    if isinstance(bound, ChainOfNeighbours):
+    if isinstance(bound, events.ChainOfNeighbours):
         if len(witness.links) != bound.links:
             raise bad_witness(f"it has {len(witness.links)} links of {bound.links}")
         return conclude_chain(witness, [prove(link, bound.event) for link in witness.links])

@@ -25,18 +25,8 @@ from affidavit.importers import DP_EVENT_REMEDIES
 from affidavit.library.certification import Bound, bound_of
 from affidavit.mechanisms import joint_multiplier_of_blocks
 from affidavit.plan import (
-    MAX_WEIGHTS,
     Adjacency,
-    Composed,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    PoissonSubsampledGaussian,
-    RepeatAndSelect,
-    Repeated,
-    TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
+    events,
 )
 
 ADJACENCY: dict[NeighboringRelation, Adjacency] = {
@@ -59,7 +49,7 @@ class PrivacyAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
         self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     ) -> None:
         super().__init__(neighboring_relation)
-        self._counts: Counter[Event] = Counter()
+        self._counts: Counter[events.Event] = Counter()
         self._without_noise = False
 
     def compose(self, event: Any, count: int = 1) -> PrivacyAccountant:
@@ -119,10 +109,12 @@ class PrivacyAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
     def _bound(self, query: Callable[[PrivacyCurve], Bracket], worst: float) -> Bound:
         if self._without_noise:
             return Bound(worst)
-        released = [Repeated(event=event, count=count) for event, count in self._counts.items()]
+        released = [
+            events.Repeated(event=event, count=count) for event, count in self._counts.items()
+        ]
         if not released:
             return Bound(0.0)
-        return bound_of(query(EventCurve(Composed(events=tuple(released)))))
+        return bound_of(query(EventCurve(events.Composed(events=tuple(released)))))
 
 
 # ---- events
@@ -138,15 +130,19 @@ class UntranslatableEvent(Exception):
     """An event of dp-accounting that we do not support; the message says what to do."""
 
 
-def translate_event(event: Any, adjacency: Adjacency) -> Event:
+def translate_event(event: Any, adjacency: Adjacency) -> events.Event:
     """Translate an event of dp-accounting; a release without any effect is an empty composition.
 
     Raises ``UntranslatableEvent``, and ``ValueError`` for numbers out of range.
     """
     if isinstance(event, dp_event.SelfComposedDpEvent):
-        return Repeated(event=translate_event(event.event, adjacency), count=_integer(event.count))
+        return events.Repeated(
+            event=translate_event(event.event, adjacency), count=_integer(event.count)
+        )
     if isinstance(event, dp_event.ComposedDpEvent):
-        return Composed(events=tuple(translate_event(part, adjacency) for part in event.events))
+        return events.Composed(
+            events=tuple(translate_event(part, adjacency) for part in event.events)
+        )
     translate = _TRANSLATIONS.get(type(event))
     if translate is None:
         name = type(event).__name__
@@ -183,42 +179,44 @@ def releases_nothing(event: Any) -> bool:
     )
 
 
-def _gaussian(event: Any, adjacency: Adjacency) -> Event:
-    return Gaussian(noise_multiplier=float(event.noise_multiplier) / _distance(adjacency))
+def _gaussian(event: Any, adjacency: Adjacency) -> events.Event:
+    return events.Gaussian(noise_multiplier=float(event.noise_multiplier) / _distance(adjacency))
 
 
-def _laplace(event: Any, adjacency: Adjacency) -> Event:
-    return Laplace(noise_multiplier=float(event.noise_multiplier) / _distance(adjacency))
+def _laplace(event: Any, adjacency: Adjacency) -> events.Event:
+    return events.Laplace(noise_multiplier=float(event.noise_multiplier) / _distance(adjacency))
 
 
-def _poisson(event: Any, adjacency: Adjacency) -> Event:
+def _poisson(event: Any, adjacency: Adjacency) -> events.Event:
     joint = joint_multiplier_of_blocks(_blocks(event.event))
     if event.sampling_probability == 1:
-        return Gaussian(noise_multiplier=joint / _distance(adjacency))
-    return PoissonSubsampledGaussian(
+        return events.Gaussian(noise_multiplier=joint / _distance(adjacency))
+    return events.PoissonSubsampledGaussian(
         sampling_probability=float(event.sampling_probability),
         noise_multiplier=joint,
         pair="replace_one" if adjacency == "replace_one" else "add_remove",
     )
 
 
-def _fixed_size(event: Any, adjacency: Adjacency) -> Event:
+def _fixed_size(event: Any, adjacency: Adjacency) -> events.Event:
     if adjacency != "replace_one":
         raise UntranslatableEvent("a SampledWithoutReplacementDpEvent needs REPLACE_ONE.")
     size, lot = _integer(event.source_dataset_size), _integer(event.sample_size)
     joint = joint_multiplier_of_blocks(_blocks(event.event))
     if lot == size:
-        return Gaussian(noise_multiplier=joint / _distance(adjacency))
-    return WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=joint)
+        return events.Gaussian(noise_multiplier=joint / _distance(adjacency))
+    return events.WithoutReplacementGaussian(
+        dataset_size=size, sample_size=lot, noise_multiplier=joint
+    )
 
 
-def _truncated(event: Any, adjacency: Adjacency) -> Event:
+def _truncated(event: Any, adjacency: Adjacency) -> events.Event:
     if event.truncated_batch_size > event.dataset_size:  # no sample is truncated
         gaussian = dp_event.GaussianDpEvent(event.noise_multiplier)
         return _poisson(
             dp_event.PoissonSampledDpEvent(event.sampling_probability, gaussian), adjacency
         )
-    return TruncatedPoissonGaussian(
+    return events.TruncatedPoissonGaussian(
         dataset_size=_integer(event.dataset_size),
         sampling_probability=float(event.sampling_probability),
         max_lot_size=_integer(event.truncated_batch_size),
@@ -227,7 +225,7 @@ def _truncated(event: Any, adjacency: Adjacency) -> Event:
     )
 
 
-def _mixture(event: Any, adjacency: Adjacency) -> Event:
+def _mixture(event: Any, adjacency: Adjacency) -> events.Event:
     if adjacency == "replace_one":
         raise UntranslatableEvent(
             "a MixtureOfGaussiansDpEvent does not define sensitivities under REPLACE_ONE."
@@ -243,42 +241,44 @@ def _mixture(event: Any, adjacency: Adjacency) -> Event:
         gcd(*(value.numerator for value in weights)), lcm(*(value.denominator for value in weights))
     )
     multiples = {int(value / unit): weight for value, weight in weights.items()}
-    if min(multiples) < 0 or 0 not in multiples or max(multiples) >= MAX_WEIGHTS:
+    if min(multiples) < 0 or 0 not in multiples or max(multiples) >= events.MAX_WEIGHTS:
         raise UntranslatableEvent(
             "the sensitivities of a MixtureOfGaussiansDpEvent must be 0 and multiples of one "
-            f"number up to {MAX_WEIGHTS - 1}; round them up to multiples."
+            f"number up to {events.MAX_WEIGHTS - 1}; round them up to multiples."
         )
     noise = float(event.standard_deviation / unit) * (1 - ROUNDING)
     if multiples.keys() == {0, 1} and math.fsum(multiples.values()) == 1:
-        return PoissonSubsampledGaussian(sampling_probability=multiples[1], noise_multiplier=noise)
-    return GaussianMixture(
+        return events.PoissonSubsampledGaussian(
+            sampling_probability=multiples[1], noise_multiplier=noise
+        )
+    return events.GaussianMixture(
         weights=tuple(multiples.get(n) or ABSENT_WEIGHT for n in range(max(multiples) + 1)),
         noise_multiplier=noise,
     )
 
 
-def _tree(event: Any, adjacency: Adjacency) -> Event:
+def _tree(event: Any, adjacency: Adjacency) -> events.Event:
     """Translate a tree: a record is in one leaf, so in one node per level of the deepest tree."""
     if adjacency != "zero_out":
         raise UntranslatableEvent("a SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
     steps = event.step_counts
     longest = max(map(_integer, steps)) if isinstance(steps, list | tuple) else _integer(steps)
     nodes = longest.bit_length()
-    return Gaussian(
+    return events.Gaussian(
         noise_multiplier=joint_multiplier_of_blocks([(float(event.noise_multiplier), nodes)])
     )
 
 
-def _selection(event: Any, adjacency: Adjacency) -> Event:
-    return RepeatAndSelect(
+def _selection(event: Any, adjacency: Adjacency) -> events.Event:
+    return events.RepeatAndSelect(
         event=translate_event(event.event, adjacency),
         mean=float(event.mean),
         shape=float(event.shape),
     )
 
 
-_TRANSLATIONS: dict[type[Any], Callable[[Any, Adjacency], Event]] = {
-    dp_event.NoOpDpEvent: lambda *_: Composed(events=()),
+_TRANSLATIONS: dict[type[Any], Callable[[Any, Adjacency], events.Event]] = {
+    dp_event.NoOpDpEvent: lambda *_: events.Composed(events=()),
     dp_event.GaussianDpEvent: _gaussian,
     dp_event.LaplaceDpEvent: _laplace,
     dp_event.PoissonSampledDpEvent: _poisson,

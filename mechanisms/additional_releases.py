@@ -25,23 +25,14 @@ from decimal import Decimal, localcontext
 from functools import cache
 
 from affidavit.plan import (
-    MAX_RECORDS,
     ClippingQuantile,
-    Composed,
-    Event,
-    Gaussian,
-    Laplace,
     LaplaceMetric,
-    Leaf,
     Metric,
     Plan,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
     Reason,
     RefusedPlan,
-    RepeatAndSelect,
-    Repeated,
     Selection,
+    events,
 )
 
 SHAPES = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
@@ -59,29 +50,31 @@ class AdditionalEvents:
     ``same_lot_multipliers`` are the noise multipliers of further blocks of every step.
     """
 
-    released_once: tuple[Event, ...] = ()
-    released_per_repetition: tuple[Event, ...] = ()
+    released_once: tuple[events.Event, ...] = ()
+    released_per_repetition: tuple[events.Event, ...] = ()
     same_lot_multipliers: tuple[float, ...] = ()
     selection: Selection | None = None
 
-    def compose_with(self, run: Sequence[Event]) -> Composed:
+    def compose_with(self, run: Sequence[events.Event]) -> events.Composed:
         """Return the whole plan: ``run`` with all additional events.
 
         Raises ``ValueError`` for a selection without a shape, which no valid plan has.
         """
         if self.selection is None:
-            return Composed(events=(*run, *self.released_per_repetition, *self.released_once))
-        repeated = Composed(events=(*run, *self.released_per_repetition))
-        selected = RepeatAndSelect(
+            return events.Composed(
+                events=(*run, *self.released_per_repetition, *self.released_once)
+            )
+        repeated = events.Composed(events=(*run, *self.released_per_repetition))
+        selected = events.RepeatAndSelect(
             event=repeated, mean=self.selection.mean, shape=_shape(self.selection)
         )
-        return Composed(events=(selected, *self.released_once))
+        return events.Composed(events=(selected, *self.released_once))
 
 
 def lower_additional_releases(plan: Plan) -> AdditionalEvents:
     """Return the additional events of ``plan``; raises ``RefusedPlan`` with every reason."""
-    once: list[Event] = []
-    per_repetition: list[Event] = []
+    once: list[events.Event] = []
+    per_repetition: list[events.Event] = []
     same_lot: list[float] = []
     reasons: list[Reason] = []
     selection: Selection | None = None
@@ -111,22 +104,24 @@ def lower_additional_releases(plan: Plan) -> AdditionalEvents:
     )
 
 
-def _metric_event(plan: Plan, metric: Metric | LaplaceMetric) -> Event:
+def _metric_event(plan: Plan, metric: Metric | LaplaceMetric) -> events.Event:
     records = plan.dataset.records_per_unit
     sigma = metric.noise_multiplier / records
     if isinstance(metric, LaplaceMetric):
-        return Repeated(event=Laplace(noise_multiplier=sigma), count=metric.count)
+        return events.Repeated(event=events.Laplace(noise_multiplier=sigma), count=metric.count)
     probability = metric.sampling_probability
     if probability is None or probability >= 1:
-        return Repeated(event=Gaussian(noise_multiplier=sigma), count=metric.count)
-    leaf: Leaf = PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=sigma)
+        return events.Repeated(event=events.Gaussian(noise_multiplier=sigma), count=metric.count)
+    leaf: events.Leaf = events.PoissonSubsampledGaussian(
+        sampling_probability=probability, noise_multiplier=sigma
+    )
     if records > 1:
-        leaf = PoissonSampledGroupGaussian(
+        leaf = events.PoissonSampledGroupGaussian(
             records=records,
             sampling_probability=probability,
             noise_multiplier=metric.noise_multiplier,
         )
-    return Repeated(event=leaf, count=metric.count)
+    return events.Repeated(event=leaf, count=metric.count)
 
 
 def _refused_sampling(plan: Plan, index: int, metric: Metric | LaplaceMetric) -> Reason | None:
@@ -143,8 +138,8 @@ def _refused_sampling(plan: Plan, index: int, metric: Metric | LaplaceMetric) ->
             "centred, which the plan cannot say.",
             remedy=remedy,
         )
-    if plan.dataset.records_per_unit > MAX_RECORDS:
-        message = f"sampling is accounted for users of at most {MAX_RECORDS} records."
+    if plan.dataset.records_per_unit > events.MAX_RECORDS:
+        message = f"sampling is accounted for users of at most {events.MAX_RECORDS} records."
         return Reason(code="user_level_sampling", pointer=pointer, message=message, remedy=remedy)
     return None
 

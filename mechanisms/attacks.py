@@ -59,20 +59,8 @@ from typing import Literal
 from affidavit.mechanisms.lowered_phase import LoweredPhase
 from affidavit.mechanisms.lowering import Lowered
 from affidavit.plan import (
-    AllocatedRecord,
-    BallsInBinsGaussian,
-    Composed,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Leaf,
     Plan,
-    RandomAllocationGaussian,
-    Repeated,
-    ShuffledEpoch,
-    TestedSums,
-    TruncatedPoissonGaussian,
-    alternatives,
+    events,
 )
 
 Others = Literal["nothing", "opposite", "nothing_or_right_angle"]
@@ -146,8 +134,8 @@ class Attack:
 
     run: Lowered
     phases: tuple[PhaseAttack, ...]
-    event: Event
-    tested: tuple[TestedSums, int] | None = None
+    event: events.Event
+    tested: tuple[events.TestedSums, int] | None = None
     counted: tuple[int, ...] = ()
 
     @property
@@ -159,12 +147,12 @@ class Attack:
             result += [several + sentence for sentence in phase.sentences(plan.dataset.unit)]
             result.append(f"{several}Lots: {self.run.phases[index].sampled.assumption}.")
         match self.tested:
-            case (ShuffledEpoch(lots=lots), number):
+            case (events.ShuffledEpoch(lots=lots), number):
                 result.append(
                     f"The test counts the epochs whose largest sum of {lots} lots along this "
                     f"direction is above a threshold, of {number} in all."
                 )
-            case (AllocatedRecord(steps=steps), number):
+            case (events.AllocatedRecord(steps=steps), number):
                 result.append(
                     "The test adds up a score of the sum along this direction for each of "
                     f"{steps * number} steps."
@@ -191,7 +179,7 @@ def attacks_of(closed: Lowered) -> tuple[Attack, ...]:
     one = closed.single_record_run
     # A selection takes long, so that only the first attack on each run is computed.
     limit = None if closed.extra.selection is None else 1
-    by_event: dict[Event, Attack] = {}
+    by_event: dict[events.Event, Attack] = {}
     for run in (closed,) if one is None else (closed, one):
         for attack in islice(_attacks_on(run), limit):
             by_event.setdefault(attack.event, attack)
@@ -200,8 +188,8 @@ def attacks_of(closed: Lowered) -> tuple[Attack, ...]:
 
 
 def _attacks_on(run: Lowered) -> Iterator[Attack]:
-    for chosen in alternatives(Composed(events=run.attained_phases())):
-        assert isinstance(chosen, Composed)
+    for chosen in events.alternatives(events.Composed(events=run.attained_phases())):
+        assert isinstance(chosen, events.Composed)
         phases = zip(run.phases, chosen.events, strict=True)
         yield Attack(
             run=run,
@@ -213,8 +201,8 @@ def _attacks_on(run: Lowered) -> Iterator[Attack]:
 def _attacks_on_sums(closed: Lowered) -> Iterator[Attack]:
     if closed.extra.selection is not None:
         return
-    times: Counter[TestedSums] = Counter()
-    phases: defaultdict[TestedSums, list[int]] = defaultdict(list)
+    times: Counter[events.TestedSums] = Counter()
+    phases: defaultdict[events.TestedSums, list[int]] = defaultdict(list)
     for index, phase in enumerate(closed.phases):
         if phase.attack is not None:
             sums, number = phase.attack
@@ -222,7 +210,7 @@ def _attacks_on_sums(closed: Lowered) -> Iterator[Attack]:
             phases[sums].append(index)
     for sums, number in times.items():
         one = PhaseAttack(records=1, absent=0.0)
-        if isinstance(sums, ShuffledEpoch):
+        if isinstance(sums, events.ShuffledEpoch):
             one = PhaseAttack(records=1, absent=0.0 if sums.without else -1.0, others="opposite")
         yield Attack(
             run=closed,
@@ -233,30 +221,35 @@ def _attacks_on_sums(closed: Lowered) -> Iterator[Attack]:
         )
 
 
-def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
+def _phase_attack(plan: Plan, phase: LoweredPhase, event: events.Event) -> PhaseAttack:
     """Return the contributions whose effect on ``phase`` is ``event``."""
     leaves = list(_leaves(event))
     kinds = {type(leaf) for leaf, _ in leaves}
     scheme, replaced = phase.scheme, plan.adjacency == "replace_one"
     is_correlated, is_whole = phase.correlation is not None, phase.whole is not None
-    of_runs = {Gaussian, GaussianMixture, BallsInBinsGaussian, RandomAllocationGaussian}
+    of_runs = {
+        events.Gaussian,
+        events.GaussianMixture,
+        events.BallsInBinsGaussian,
+        events.RandomAllocationGaussian,
+    }
     steps = sum(count for _, count in leaves)
     in_one_bin = is_correlated and scheme == "balls_in_bins" and not kinds & of_runs
     if in_one_bin and phase.correlation is not None and phase.steps is not None:
         steps = -(-phase.steps // phase.correlation.at(phase.steps).turn)
     records = max((getattr(leaf, "records", 1) for leaf, _ in leaves), default=0)
-    if kinds & {Gaussian, GaussianMixture} and not is_whole:
+    if kinds & {events.Gaussian, events.GaussianMixture} and not is_whole:
         records = plan.dataset.records_per_unit
-    allocated = RandomAllocationGaussian in kinds
+    allocated = events.RandomAllocationGaussian in kinds
     # Without an error that is kept, the run is that of DP-SGD.
     keeps_error = is_whole and plan.optimizer.pre_clip_norm is None
-    keeps_error &= Gaussian in kinds or not isinstance(event, Repeated)
+    keeps_error &= events.Gaussian in kinds or not isinstance(event, events.Repeated)
     others: Others = "nothing"
     fixed_size = scheme == "fixed_size" and not keeps_error
     in_random_order = scheme == "shuffled" and not is_whole
     if replaced and (fixed_size or in_random_order):
         others = "opposite"
-    elif TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":
+    elif events.TruncatedPoissonGaussian in kinds and plan.adjacency != "add_remove":
         others = "nothing_or_right_angle"
     return PhaseAttack(
         records=records,
@@ -264,20 +257,21 @@ def _phase_attack(plan: Plan, phase: LoweredPhase, event: Event) -> PhaseAttack:
         others=others,
         steps=steps if is_correlated and not kinds & of_runs else None,
         in_one_bin=in_one_bin,
-        signed=is_correlated and not kinds & {BallsInBinsGaussian, RandomAllocationGaussian},
+        signed=is_correlated
+        and not kinds & {events.BallsInBinsGaussian, events.RandomAllocationGaussian},
         keeps_error=keeps_error,
     )
 
 
-def _leaves(event: Event) -> Iterator[tuple[Leaf, int]]:
+def _leaves(event: events.Event) -> Iterator[tuple[events.Leaf, int]]:
     match event:
-        case Composed(events=members):
+        case events.Composed(events=members):
             for inner in members:
                 yield from _leaves(inner)
-        case Repeated(event=inner, count=times):
+        case events.Repeated(event=inner, count=times):
             for leaf, count in _leaves(inner):
                 yield leaf, count * times
         case _:
-            if not isinstance(event, Leaf):
+            if not isinstance(event, events.Leaf):
                 raise TypeError(f"a phase of an attack is made of releases, not of {event!r}.")
             yield event, 1

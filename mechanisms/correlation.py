@@ -136,32 +136,11 @@ from affidavit.mechanisms.truncated_lots import (
     without_truncation,
 )
 from affidavit.plan import (
-    MAX_RECORDS,
-    BallsInBinsGaussian,
-    ChainOfNeighbours,
-    Composed,
-    EitherBound,
-    Event,
-    FixedSizeRun,
-    Gaussian,
-    GaussianMixture,
-    Gram,
-    Leaf,
     Noise,
     Phase,
     Plan,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
     RefusedPlan,
-    Repeated,
-    ReplacedAllocationGaussian,
-    SampledColumns,
-    SubsampledPair,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-    alternatives,
-    is_unsampled,
+    events,
     schedule,
 )
 
@@ -227,7 +206,7 @@ class Correlation:
         return sample_run(self.plan, self.index)
 
     @property
-    def _pair(self) -> SubsampledPair:
+    def _pair(self) -> events.SubsampledPair:
         return subsampled_pair(self.plan)
 
     @property
@@ -266,18 +245,20 @@ class Correlation:
                 )
         return sampler.claimed
 
-    def event(self, joint: float, steps: int) -> Event:
+    def event(self, joint: float, steps: int) -> events.Event:
         """Return the event of the whole phase at σ_joint; raises ``RefusedPlan``."""
         at, sampler = self.at(steps), self._sampler
         if (independent := self._independent(at)) is not None:
             alone, entry = independent
             return alone.of_run(joint / entry.value, steps)
         if at.route == "balls_in_bins":
-            return BallsInBinsGaussian(gram=self._gram(at), noise_multiplier=joint)
+            return events.BallsInBinsGaussian(gram=self._gram(at), noise_multiplier=joint)
         whole = None
         unsampled = at.sensitivity if at.route == "gaussian" else at.unsampled
         if unsampled is not None:
-            whole = Gaussian(noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN)
+            whole = events.Gaussian(
+                noise_multiplier=joint / (at.distance * unsampled.value) * _DOWN
+            )
             if at.route == "gaussian" and not self._may_be_in_any_step:
                 others = (
                     *self._replaced_in_groups(at, joint),
@@ -285,24 +266,26 @@ class Correlation:
                     *self._lots_at_random(at, joint),
                     *self._placed_user(at, joint),
                 )
-                return EitherBound(events=(whole, *others)) if others else whole
+                return events.EitherBound(events=(whole, *others)) if others else whole
         assert sampler.step is not None
         step = sampler.step.event(joint / at.sensitivity.value * _DOWN)
-        sampled = Repeated(event=step, count=sampler.step.times(steps))
+        sampled = events.Repeated(event=step, count=sampler.step.times(steps))
         if at.route == "cyclic_poisson":
             return sampled
-        bounds: list[Event | None] = [whole] if at.route == "gaussian" else [sampled]
+        bounds: list[events.Event | None] = [whole] if at.route == "gaussian" else [sampled]
         bounds += [*self._mixture_bounds(step, at, joint), whole]
         bounds.append(self._sampled_columns(step, at, joint))
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
-        return distinct[0] if len(distinct) == 1 else EitherBound(events=distinct)
+        return distinct[0] if len(distinct) == 1 else events.EitherBound(events=distinct)
 
-    def told_lots(self, joint: float, steps: int) -> tuple[Event, ...]:
+    def told_lots(self, joint: float, steps: int) -> tuple[events.Event, ...]:
         """Return bounds of a run of bins whose Gram matrix is its event, told all or most bins."""
         at = self.at(steps)
         if at.route != "balls_in_bins":
             return ()
-        whole = Gaussian(noise_multiplier=joint / (at.distance * at.sensitivity.value) * _DOWN)
+        whole = events.Gaussian(
+            noise_multiplier=joint / (at.distance * at.sensitivity.value) * _DOWN
+        )
         others = tuple(self._lots_at_random(at, joint))
         return (whole, *others) if others else ()
 
@@ -321,11 +304,13 @@ class Correlation:
         entry = _entry_of_identity(at.strategy)
         return None if entry is None else (scheme.independent(self.plan, self.index), entry)
 
-    def _mixture_bounds(self, step: Leaf, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+    def _mixture_bounds(
+        self, step: events.Leaf, at: CorrelatedRun, joint: float
+    ) -> Iterator[events.Event]:
         """Bounds that keep secret in which of the steps, sampled as ``step``, a record is."""
         longest, pair = _max_column_norm(at.strategy), self._pair
         # How the draws of a record are counted: its pair, its reach, and more in truncated lots.
-        ways: list[tuple[SubsampledPair, float, float, float]] = [(pair, 1.0, 0.0, 0.0)]
+        ways: list[tuple[events.SubsampledPair, float, float, float]] = [(pair, 1.0, 0.0, 0.0)]
         displaces = isinstance(step, FixedSize)
         if isinstance(step, FixedSize):
             drawn = at_most_drawn(step)
@@ -354,20 +339,20 @@ class Correlation:
             for pair, reach, beyond, more in ways:
                 moved = displaced_mixture(mixture, beyond)
                 if moved is not None:
-                    yield GaussianMixture(
+                    yield events.GaussianMixture(
                         weights=moved.weights,
                         noise_multiplier=joint / (reach * moved.spacing) * _DOWN,
                         conceded=moved.conceded + more,
                         pair=pair,
                     )
             if replaces:
-                yield FixedSizeRun(
+                yield events.FixedSizeRun(
                     weights=mixture.weights,
                     noise_multiplier=joint / (DISTANCE * mixture.spacing) * _DOWN,
                     conceded=mixture.conceded,
                 )
         separation = self._phase.sampling.separation
-        is_one = isinstance(step, PoissonSubsampledGaussian)
+        is_one = isinstance(step, events.PoissonSubsampledGaussian)
         if separation is not None and is_one and self._has_disjoint_columns(at.strategy):
             with suppress(TooLarge):
                 for stretches in STRETCHES_PER_BLOCK:
@@ -380,7 +365,7 @@ class Correlation:
                     if disclosed is not None:
                         yield _disclosed_releases(disclosed, joint, self._pair)
 
-    def _left_out_lots(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+    def _left_out_lots(self, at: CorrelatedRun, joint: float) -> Iterator[events.Event]:
         """The bound of a shuffled run within one epoch, by the records in its lots."""
         steps = at.strategy.steps
         if self._phase.sampling.scheme == "shuffled" and steps <= at.turn:
@@ -388,7 +373,7 @@ class Correlation:
             if (sample := sample_of_lots(self.plan, self.index, steps, alone)) is not None:
                 yield sample
 
-    def _lots_at_random(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+    def _lots_at_random(self, at: CorrelatedRun, joint: float) -> Iterator[events.Event]:
         """Bounds of a record that is in one random lot of each epoch."""
         plan, steps, scheme = self.plan, at.strategy.steps, self._phase.sampling.scheme
         if scheme == "balls_in_bins":
@@ -415,7 +400,9 @@ class Correlation:
         most = min(known, _MAX_RATIO * min(white, apart))
         if white < most:
             run = independent(plan, self.index).of_run(joint / stretch * _DOWN, steps)
-            yield from (bound for bound in alternatives(run) if not is_unsampled(bound))
+            yield from (
+                bound for bound in events.alternatives(run) if not events.is_unsampled(bound)
+            )
         if lots is None:
             return
         if place is None:
@@ -428,9 +415,11 @@ class Correlation:
         revealed = lots_apart(at.strategy, turn=at.turn, scale=scale)
         # Two links, each as far apart as two records.
         if revealed is not None and revealed.log_divergence(scale) < known / 4:
-            yield ChainOfNeighbours(event=_allocated_apart(revealed, joint / DISTANCE), links=2)
+            yield events.ChainOfNeighbours(
+                event=_allocated_apart(revealed, joint / DISTANCE), links=2
+            )
 
-    def _placed_user(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+    def _placed_user(self, at: CorrelatedRun, joint: float) -> Iterator[events.Event]:
         """The bound of a user whose records are each in a random lot of the epoch."""
         records, scheme = self.plan.dataset.records_per_unit, self._phase.sampling.scheme
         is_shuffled, pair = scheme == "shuffled", self._pair
@@ -450,36 +439,36 @@ class Correlation:
             )
             multiplier = joint / placed.spacing * _DOWN
             if is_shuffled:
-                yield FixedSizeRun(
+                yield events.FixedSizeRun(
                     weights=placed.weights,
                     noise_multiplier=multiplier / record_distance(self.plan),
                     conceded=placed.conceded,
                 )
             else:
-                yield GaussianMixture(
+                yield events.GaussianMixture(
                     weights=placed.weights,
                     noise_multiplier=multiplier,
                     conceded=placed.conceded,
                     pair=pair,
                 )
 
-    def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[Event]:
+    def _replaced_in_groups(self, at: CorrelatedRun, joint: float) -> Iterator[events.Event]:
         """Bounds of a replaced record of ``cyclic_poisson``, which may change its group."""
         step = self._drawn_in_group(joint)
-        if self._pair == "replace_one" and isinstance(step, PoissonSubsampledGaussian):
+        if self._pair == "replace_one" and isinstance(step, events.PoissonSubsampledGaussian):
             yield from self._mixture_bounds(step, at, joint)
 
     def _drawn_in_group(self, joint: float) -> Untruncated | None:
         """Return a step of ``cyclic_poisson`` that draws a unit's records, or None without one."""
         records, chance = self.plan.dataset.records_per_unit, self._sampler.probability
-        if self._phase.sampling.groups is None or chance is None or records > MAX_RECORDS:
+        if self._phase.sampling.groups is None or chance is None or records > events.MAX_RECORDS:
             return None
         probability = schedule.double_up(chance)
         if records == 1:
-            return PoissonSubsampledGaussian(
+            return events.PoissonSubsampledGaussian(
                 sampling_probability=probability, noise_multiplier=joint, pair=self._pair
             )
-        return PoissonSampledGroupGaussian(
+        return events.PoissonSampledGroupGaussian(
             records=records,
             sampling_probability=probability,
             noise_multiplier=joint,
@@ -489,7 +478,7 @@ class Correlation:
     def _participation_mixture(self, step: Untruncated, at: CorrelatedRun) -> ParticipationMixture:
         """Return how far a record, sampled as in ``step``, moves the run; raises ``TooLarge``."""
         probability, separation = step.sampling_probability, self._phase.sampling.separation
-        records = step.records if isinstance(step, PoissonSampledGroupGaussian) else 1
+        records = step.records if isinstance(step, events.PoissonSampledGroupGaussian) else 1
         is_alone = records == 1 and self._has_disjoint_columns(at.strategy)
         if separation is not None and is_alone:
             return separated_mixture(
@@ -500,10 +489,10 @@ class Correlation:
         )
 
     def _sampled_columns(
-        self, step: Leaf, at: CorrelatedRun, joint: float
-    ) -> SampledColumns | None:
+        self, step: events.Leaf, at: CorrelatedRun, joint: float
+    ) -> events.SampledColumns | None:
         """Return the run as columns, whose moments are computed; None for too many states."""
-        if not isinstance(step, PoissonSubsampledGaussian) or step.pair == "replace_one":
+        if not isinstance(step, events.PoissonSubsampledGaussian) or step.pair == "replace_one":
             return None
         separation = self._phase.sampling.separation or 1
         # Without a wait there are two states per overlap, and a record may be in all of them.
@@ -514,7 +503,7 @@ class Correlation:
         except TooLarge:
             return None
         shown = _LAGS_PER_SEPARATION * separation if separation > 1 else len(products)
-        return SampledColumns(
+        return events.SampledColumns(
             products=tuple(map(float, products[:shown])),
             sampling_probability=step.sampling_probability,
             separation=separation,
@@ -523,7 +512,7 @@ class Correlation:
             beyond=float(products[shown:].max(initial=0.0)),
         )
 
-    def attained(self, joint: float, steps: int) -> Event:
+    def attained(self, joint: float, steps: int) -> events.Event:
         """Return a release that one unit can cause at σ_joint, whose loss ``event`` bounds.
 
         In a fixed order the record repeats its gradient, with signs, in the worst of its patterns.
@@ -533,7 +522,7 @@ class Correlation:
         """
         return _attained(self, joint, steps)
 
-    def find_attained(self, joint: float, steps: int) -> Event:
+    def find_attained(self, joint: float, steps: int) -> events.Event:
         """Find the release that ``attained`` returns, in a tenth of a second."""
         at, sampler = self.at(steps), self._sampler
         if (independent := self._independent(at)) is not None:
@@ -541,30 +530,30 @@ class Correlation:
             return self.attained_alone(alone, joint / entry.attained, steps)
         if at.route == "balls_in_bins":
             gram = self._gram(at, visible_only=True)
-            return BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
+            return events.BallsInBinsGaussian(gram=gram, noise_multiplier=joint)
         if sampler.probability is None and not sampler.fresh:
             sensitivity = self._attained_sensitivity(at)
-            return Gaussian(noise_multiplier=joint / (at.distance * sensitivity) * _UP)
+            return events.Gaussian(noise_multiplier=joint / (at.distance * sensitivity) * _UP)
         norms, drawn = self._steps_apart(at)
         leaves = [(self._drawn_apart(joint / norm * _UP, drawn), count) for norm, count in norms]
-        one_by_one = Composed(
-            events=tuple(Repeated(event=leaf, count=count) for leaf, count in leaves)
+        one_by_one = events.Composed(
+            events=tuple(events.Repeated(event=leaf, count=count) for leaf, count in leaves)
         )
         shown = one_by_one, *self._seen_together(joint, at)
         if len(shown) == 1:
             return one_by_one
         along_direction, *others = shown[1:]
-        if isinstance(along_direction, Composed) and isinstance(
-            first := along_direction.events[0], GaussianMixture
+        if isinstance(along_direction, events.Composed) and isinstance(
+            first := along_direction.events[0], events.GaussianMixture
         ):
             norm, count = norms[0]
             rate = getattr(leaves[0][0], "sampling_probability", 1.0)
             of_steps = count * math.log1p(rate**2 * math.expm1(min(100.0, (norm / joint) ** 2)))
             if of_steps <= _log_divergence(first):
-                return EitherBound(events=(along_direction, one_by_one, *others))
-        return EitherBound(events=shown)
+                return events.EitherBound(events=(along_direction, one_by_one, *others))
+        return events.EitherBound(events=shown)
 
-    def attained_alone(self, alone: Sampled, joint: float, steps: int) -> Event:
+    def attained_alone(self, alone: Sampled, joint: float, steps: int) -> events.Event:
         """Return ``attained`` for independent noise, from what ``alone`` attains.
 
         The outputs of each epoch are added up. Orders are independent, and bins that are kept are
@@ -583,8 +572,8 @@ class Correlation:
                 epoch = self._seen_along_direction(joint, shown, turn)
                 if epoch is None:
                     return attained
-                together.append(Repeated(event=epoch, count=count))
-        return EitherBound(events=(attained, Composed(events=tuple(together))))
+                together.append(events.Repeated(event=epoch, count=count))
+        return events.EitherBound(events=(attained, events.Composed(events=tuple(together))))
 
     def _steps_apart(self, at: CorrelatedRun) -> tuple[tuple[tuple[float, int], ...], float | None]:
         """Return steps that show at least so many separate releases, and their probability.
@@ -615,7 +604,7 @@ class Correlation:
                 norms = shown
         return norms, probability
 
-    def _drawn_apart(self, multiplier: float, probability: float | None) -> Leaf:
+    def _drawn_apart(self, multiplier: float, probability: float | None) -> events.Leaf:
         """Return a release of a step, whose records have this ``probability``, of all of a unit.
 
         In random orders each lot is a sample of a fixed size; others contribute the opposite of a
@@ -629,11 +618,11 @@ class Correlation:
         if self._phase.sampling.scheme in ("shuffled", "fixed_size"):
             reach = DISTANCE if pair == "replace_one" else 1.0
             return at_least_drawn(self._lot_of_fixed_size(multiplier / reach * _UP))
-        if records == 1 or records > MAX_RECORDS:
-            return PoissonSubsampledGaussian(
+        if records == 1 or records > events.MAX_RECORDS:
+            return events.PoissonSubsampledGaussian(
                 sampling_probability=probability, noise_multiplier=multiplier, pair=pair
             )
-        return PoissonSampledGroupGaussian(
+        return events.PoissonSampledGroupGaussian(
             records=records,
             sampling_probability=probability,
             noise_multiplier=multiplier,
@@ -647,10 +636,10 @@ class Correlation:
         assert size is not None
         assert lot is not None
         if records == 1:
-            return WithoutReplacementGaussian(
+            return events.WithoutReplacementGaussian(
                 dataset_size=size, sample_size=lot, noise_multiplier=multiplier
             )
-        return WithoutReplacementGroupGaussian(
+        return events.WithoutReplacementGroupGaussian(
             records=records, dataset_size=size, sample_size=lot, noise_multiplier=multiplier
         )
 
@@ -662,16 +651,16 @@ class Correlation:
         except Unaffordable:
             return _attained_column_norm(at.strategy)
 
-    def _seen_together(self, joint: float, at: CorrelatedRun) -> Iterator[Event]:
+    def _seen_together(self, joint: float, at: CorrelatedRun) -> Iterator[events.Event]:
         """Yield what the run shows of all steps of a unit, the quickest first."""
         in_turns = self._phase.sampling.scheme in ("balls_in_bins", "shuffled")
         shown = project_columns(at.strategy, 1 if in_turns else at.turn)
         if (together := self._seen_along_direction(joint, shown, at.turn)) is not None:
-            yield Composed(events=(together,))
+            yield events.Composed(events=(together,))
         if at.strategy.is_nonnegative and (allocated := self._allocated(joint, at)) is not None:
             yield allocated
 
-    def _allocated(self, joint: float, at: CorrelatedRun) -> Event | None:
+    def _allocated(self, joint: float, at: CorrelatedRun) -> events.Event | None:
         """Return a random allocation of one record that the run of a C ≥ 0 shows at least."""
         scheme, steps = self._phase.sampling.scheme, at.strategy.steps
         if scheme not in ("balls_in_bins", "shuffled"):
@@ -693,13 +682,13 @@ class Correlation:
             return alone(self.plan, self.index).attained_by_run(joint / least * _UP, number)
         norms = -np.sort(-norms)
         number = _most_shown(norms, joint)
-        return RandomAllocationGaussian(
+        return events.RandomAllocationGaussian(
             bins=at.turn,
             noise_multiplier=joint / float(norms[number - 1]) * _UP,
             released=number if number < at.turn else None,
         )
 
-    def _seen_along_direction(self, joint: float, shown: Array, turn: int) -> Leaf | None:
+    def _seen_along_direction(self, joint: float, shown: Array, turn: int) -> events.Leaf | None:
         """Return the run as one release, along a direction that shows so much of each step."""
         step, pair, scheme = self._sampler.step, self._pair, self._phase.sampling.scheme
         records, separation = self.plan.dataset.records_per_unit, self._phase.sampling.separation
@@ -731,7 +720,7 @@ class Correlation:
                 farthest=farthest,
             )
         else:
-            leaf: Leaf | None = self._drawn_in_group(joint)
+            leaf: events.Leaf | None = self._drawn_in_group(joint)
             if leaf is None and step is not None:
                 leaf = step.event(joint)
             if isinstance(leaf, FixedSize):
@@ -752,8 +741,10 @@ class Correlation:
         if max(mixture.weights) == 1:
             # Nothing but the noise is random.
             surely = mixture.weights.index(1.0) * (2 if pair == "replace_one" else 1)
-            return Gaussian(noise_multiplier=multiplier / surely * _UP)
-        return GaussianMixture(weights=mixture.weights, noise_multiplier=multiplier, pair=pair)
+            return events.Gaussian(noise_multiplier=multiplier / surely * _UP)
+        return events.GaussianMixture(
+            weights=mixture.weights, noise_multiplier=multiplier, pair=pair
+        )
 
     def at(self, steps: int) -> CorrelatedRun:
         """Return the phase with ``steps``; raises ``RefusedPlan`` if nothing may be claimed."""
@@ -820,9 +811,9 @@ class Correlation:
         separation = self._phase.sampling.separation
         return separation is not None and strategy.bands <= separation
 
-    def _gram(self, at: CorrelatedRun, *, visible_only: bool = False) -> Gram:
+    def _gram(self, at: CorrelatedRun, *, visible_only: bool = False) -> events.Gram:
         rows = gram(at.strategy, at.turn, visible_only=visible_only)
-        return Gram(rows=tuple(tuple(map(float, row)) for row in rows))
+        return events.Gram(rows=tuple(tuple(map(float, row)) for row in rows))
 
     def _require_values_per_step(self, steps: int) -> None:
         """Require one learning rate and one clip norm per step, where the plan lists any."""
@@ -903,27 +894,27 @@ class Correlation:
 
 
 @lru_cache(maxsize=8)
-def _attained(correlation: Correlation, joint: float, steps: int) -> Event:
+def _attained(correlation: Correlation, joint: float, steps: int) -> events.Event:
     return correlation.find_attained(joint, steps)
 
 
-def _allocated_apart(lots: LotsApart, joint: float) -> Event:
+def _allocated_apart(lots: LotsApart, joint: float) -> events.Event:
     """Return the cost of ``lots`` at σ_joint, in the distance that a record moves a lot."""
-    allocated = RandomAllocationGaussian(
+    allocated = events.RandomAllocationGaussian(
         bins=lots.lots,
         noise_multiplier=joint / math.sqrt(lots.own) * _DOWN,
         released=lots.released,
     )
     if not lots.common:
         return allocated
-    shared = Gaussian(noise_multiplier=joint / math.sqrt(lots.common) * _DOWN)
-    return Composed(events=(shared, allocated))
+    shared = events.Gaussian(noise_multiplier=joint / math.sqrt(lots.common) * _DOWN)
+    return events.Composed(events=(shared, allocated))
 
 
-def _placed_apart(lots: LotsApart, joint: float, place: Place) -> Event:
+def _placed_apart(lots: LotsApart, joint: float, place: Place) -> events.Event:
     """Return the cost of ``lots`` with nothing in common for a record in another's place."""
     released = lots.released or lots.lots
-    return ReplacedAllocationGaussian(
+    return events.ReplacedAllocationGaussian(
         bins=released,
         noise_multiplier=joint / math.sqrt(lots.own) * _DOWN,
         drawn=schedule.double_up(Fraction(released, lots.lots)),
@@ -931,18 +922,20 @@ def _placed_apart(lots: LotsApart, joint: float, place: Place) -> Event:
     )
 
 
-def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: SubsampledPair) -> Event:
+def _disclosed_releases(
+    disclosed: DisclosedSteps, joint: float, pair: events.SubsampledPair
+) -> events.Event:
     """Return the releases of ``disclosed`` at σ_joint; the first one concedes its probability."""
     (norm, _), *_ = disclosed.norms
-    first = GaussianMixture(
+    first = events.GaussianMixture(
         weights=(1 - disclosed.probability, disclosed.probability),
         noise_multiplier=joint / norm * _DOWN,
         conceded=disclosed.conceded,
         pair=pair,
     )
     others = (
-        Repeated(
-            event=PoissonSubsampledGaussian(
+        events.Repeated(
+            event=events.PoissonSubsampledGaussian(
                 sampling_probability=disclosed.probability,
                 noise_multiplier=joint / norm * _DOWN,
                 pair=pair,
@@ -951,10 +944,10 @@ def _disclosed_releases(disclosed: DisclosedSteps, joint: float, pair: Subsample
         )
         for place, (norm, count) in enumerate(disclosed.norms)
     )
-    return Composed(events=(first, *others))
+    return events.Composed(events=(first, *others))
 
 
-def _log_divergence(mixture: GaussianMixture) -> float:
+def _log_divergence(mixture: events.GaussianMixture) -> float:
     """Return about log(1 + χ²) of a mixture from its first component."""
     moves = np.arange(len(mixture.weights)) / mixture.noise_multiplier
     weights = np.array(mixture.weights)

@@ -30,13 +30,10 @@ from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, Wh
 from affidavit.mechanisms.sampling_schemes import distance_of, sample
 from affidavit.plan import (
     FIXED_ORDER,
-    Event,
-    Gaussian,
     Phase,
     Plan,
-    PoissonSubsampledGaussian,
     Reason,
-    Repeated,
+    events,
     schedule,
 )
 
@@ -123,7 +120,7 @@ def _sensitivity(plan: Plan, index: int) -> Callable[[int], float]:
     return sensitivity
 
 
-def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
+def _attained(plan: Plan, index: int) -> Callable[[float, int], events.Event]:
     """Return the effect of a record whose first raw gradient is huge and not clipped.
 
     Its error state then points in one direction for the rest of the run, and each later step moves
@@ -140,14 +137,14 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
     if exact is not None and optimizer.error_clip_norm and not optimizer.pre_clip_norm:
         error = float(exact) * optimizer.error_clip_norm / phase.releases[0].clip_norm
 
-    def attained(joint: float, steps: int) -> Event:
+    def attained(joint: float, steps: int) -> events.Event:
         probability, as_dp_sgd = plain.probability, plain.attained
         if as_dp_sgd is not None:
             probability = float(schedule.sampling_probability(plan, phase))
         if probability is None or probability >= 1:
             times = _participations(plan, phase, steps)
             squares = 1 + (times - 1) * (1 + error) ** 2 + (steps - times) * error**2
-            return Gaussian(noise_multiplier=joint / (reach * math.sqrt(squares)) * ROUND_UP)
+            return events.Gaussian(noise_multiplier=joint / (reach * math.sqrt(squares)) * ROUND_UP)
         if as_dp_sgd is None:
             tries = steps // 2
             chance = -math.expm1(tries * math.log1p(-probability)) / ROUND_UP
@@ -158,8 +155,8 @@ def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
         if chance * shift <= probability * math.sqrt(steps):
             if as_dp_sgd is not None:
                 return as_dp_sgd(joint, steps)
-            return Repeated(event=plain.event(joint), count=plain.times(steps))
-        return PoissonSubsampledGaussian(
+            return events.Repeated(event=plain.event(joint), count=plain.times(steps))
+        return events.PoissonSubsampledGaussian(
             sampling_probability=chance,
             noise_multiplier=joint / shift * ROUND_UP,
             pair="replace_one" if replace else "add_remove",

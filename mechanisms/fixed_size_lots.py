@@ -13,15 +13,10 @@ from __future__ import annotations
 
 import math
 
-from affidavit.plan import (
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
-FixedSize = WithoutReplacementGaussian | WithoutReplacementGroupGaussian
-Independent = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
+FixedSize = events.WithoutReplacementGaussian | events.WithoutReplacementGroupGaussian
+Independent = events.PoissonSubsampledGaussian | events.PoissonSampledGroupGaussian
 
 
 def at_most_drawn(leaf: FixedSize) -> Independent | None:
@@ -51,9 +46,9 @@ def at_least_drawn(leaf: FixedSize) -> Independent:
 
 def _draws(records: int, probability: float, noise_multiplier: float) -> Independent:
     if records == 1:
-        return PoissonSubsampledGaussian(
+        return events.PoissonSubsampledGaussian(
             sampling_probability=probability, noise_multiplier=noise_multiplier
         )
-    return PoissonSampledGroupGaussian(
+    return events.PoissonSampledGroupGaussian(
         records=records, sampling_probability=probability, noise_multiplier=noise_multiplier
     )

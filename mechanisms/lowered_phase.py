@@ -10,11 +10,8 @@ from affidavit.mechanisms.sampling_schemes import (
     Sampled,
 )
 from affidavit.plan import (
-    EitherBound,
-    Event,
-    Gaussian,
     Scheme,
-    TestedSums,
+    events,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +34,7 @@ class LoweredPhase:
     whole: WholeRun | None = None
     correlation: Correlation | None = None
 
-    def event(self, joint: float, steps: int | None) -> Event:
+    def event(self, joint: float, steps: int | None) -> events.Event:
         """Return the event of the phase at σ_joint, with ``steps`` if they are open.
 
         Raises ``ValueError`` if neither the plan nor the caller gives the steps.
@@ -48,18 +45,18 @@ class LoweredPhase:
         if self.correlation is not None:
             return self.correlation.event(joint, length)
         if self.whole is not None:
-            return Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
+            return events.Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
         return self.sampled.of_run(joint, length)
 
-    def told_lots(self, joint: float, steps: int | None) -> Event | None:
+    def told_lots(self, joint: float, steps: int | None) -> events.Event | None:
         """Return another bound of a phase of bins, which is no mixture over all of them."""
         length = self.steps if self.steps is not None else steps
         if self.correlation is None or length is None:
             return None
         bounds = self.correlation.told_lots(joint, length)
-        return EitherBound(events=bounds) if bounds else None
+        return events.EitherBound(events=bounds) if bounds else None
 
-    def attained(self, joint: float, steps: int) -> Event:
+    def attained(self, joint: float, steps: int) -> events.Event:
         """Return an effect of one record on the phase, which ``event`` bounds from above."""
         if self.correlation is not None:
             return self.correlation.attained(joint, steps)
@@ -68,7 +65,7 @@ class LoweredPhase:
         return self.sampled.attained_by_run(joint, steps)
 
     @property
-    def attack(self) -> tuple[TestedSums, int] | None:
+    def attack(self) -> tuple[events.TestedSums, int] | None:
         """What an attack on a phase with nothing open counts, and the number of such."""
         if self.sampled.attack is None or self.joint is None or self.steps is None:
             return None

@@ -33,21 +33,12 @@ from affidavit.mechanisms.sampling_schemes import (
 )
 from affidavit.plan import (
     FIXED_ORDER,
-    ChainOfNeighbours,
-    Composed,
-    EitherBound,
-    Event,
-    Gaussian,
     MalformedPlan,
     Plan,
-    RandomAllocationGaussian,
     Reason,
     RefusedPlan,
-    Repeated,
-    ReplacedAllocationGaussian,
-    alternatives,
     as_document,
-    is_unsampled,
+    events,
     plan_from,
     schedule,
     with_fields,
@@ -66,7 +57,9 @@ class Lowered:
     phases: tuple[LoweredPhase, ...]
     extra: AdditionalEvents
 
-    def event(self, *, scale: float = 1.0, steps: int | None = None) -> Composed | EitherBound:
+    def event(
+        self, *, scale: float = 1.0, steps: int | None = None
+    ) -> events.Composed | events.EitherBound:
         """Return the event of the whole run, with ``scale`` and ``steps`` for open quantities.
 
         If the plan solves for noise, ``scale`` is σ_joint of the open phases; otherwise it
@@ -91,27 +84,27 @@ class Lowered:
             for phase, own in zip(one.phases, self.phases, strict=True)
         ]
         links = tuple(phase.event(joint, steps) for phase, joint in zip(ran, joints, strict=True))
-        if all(map(is_unsampled, links)):
+        if all(map(events.is_unsampled, links)):
             return direct
         is_user_level = self.plan.dataset.records_per_unit > 1
         replaced = () if is_user_level else _replaced_in_bins(links, phases)
         # Where lots are told a link needs no mixture over all of them.
-        told = tuple(
+        in_known_lots = tuple(
             phase.told_lots(joint, steps) or link
             for phase, joint, link in zip(ran, joints, links, strict=True)
         )
         chains = (
-            ChainOfNeighbours(
+            events.ChainOfNeighbours(
                 event=one.extra.compose_with(tuple(map(_without_replaced, bounds))),
                 links=int(distance_of(self.plan) / distance_of(one.plan)),
             )
-            for bounds in dict.fromkeys((links, told))
+            for bounds in dict.fromkeys((links, in_known_lots))
         )
         in_bins = map(self.extra.compose_with, replaced)
-        return EitherBound(events=(*alternatives(direct), *in_bins, *chains))
+        return events.EitherBound(events=(*events.alternatives(direct), *in_bins, *chains))
 
     def _attains_event(
-        self, phases: tuple[Event, ...], joints: list[float], steps: int | None
+        self, phases: tuple[events.Event, ...], joints: list[float], steps: int | None
     ) -> bool:
         """Whether every phase attains its event among ``phases``, at these ``joints``."""
         return all(
@@ -137,7 +130,7 @@ class Lowered:
             return None
         return None if "fixed_size" in schemes else _single_record_run(plan)
 
-    def attained(self) -> Composed:
+    def attained(self) -> events.Composed:
         """Return an effect of one record on the run: no upper bound of ε may lie below its ε.
 
         It is ``event`` wherever the run attains that. Raises ``ValueError`` if steps or noise are
@@ -145,7 +138,7 @@ class Lowered:
         """
         return self.extra.compose_with(self.attained_phases())
 
-    def attained_phases(self) -> tuple[Event, ...]:
+    def attained_phases(self) -> tuple[events.Event, ...]:
         """Return the effect of one record on each phase; raises as ``attained`` does."""
         joints, effects = [], []
         for phase in self.phases:
@@ -161,17 +154,17 @@ class Lowered:
         return at_one_place(self.plan, self.phases, joints, effects)
 
 
-def _without_replaced(link: Event) -> Event:
+def _without_replaced(link: events.Event) -> events.Event:
     """Return ``link`` without bounds of a replaced record, which take seconds for each link."""
-    if not isinstance(link, EitherBound):
+    if not isinstance(link, events.EitherBound):
         return link
-    bounds = tuple(b for b in link.events if not isinstance(b, ReplacedAllocationGaussian))
-    return EitherBound(events=bounds) if len(bounds) > 1 else bounds[0]
+    bounds = tuple(b for b in link.events if not isinstance(b, events.ReplacedAllocationGaussian))
+    return events.EitherBound(events=bounds) if len(bounds) > 1 else bounds[0]
 
 
 def _replaced_in_bins(
-    links: tuple[Event, ...], phases: tuple[Event, ...]
-) -> tuple[tuple[Event, ...], ...]:
+    links: tuple[events.Event, ...], phases: tuple[events.Event, ...]
+) -> tuple[tuple[events.Event, ...], ...]:
     """Return the costs of a replaced record, phase by phase, where it is allocated in some of them.
 
     ``links`` are the cost of a missing record. Phases that allocate nothing cost as ``phases`` say.
@@ -184,31 +177,33 @@ def _replaced_in_bins(
     return (tuple(one[0] if one else phase for one, phase in zip(allocated, phases, strict=True)),)
 
 
-def _each_replaced(link: Event) -> list[Event]:
+def _each_replaced(link: events.Event) -> list[events.Event]:
     """Return the bounds of ``link`` that are allocations, for a replaced record."""
-    bounds = (_replaced(bound) for bound in alternatives(link))
-    return [bound for bound in bounds if bound is not None and not is_unsampled(bound)]
+    bounds = (_replaced(bound) for bound in events.alternatives(link))
+    return [bound for bound in bounds if bound is not None and not events.is_unsampled(bound)]
 
 
-def _replaced(bound: Event) -> Event | None:
+def _replaced(bound: events.Event) -> events.Event | None:
     """Return an allocation of a missing record for a replaced one, or None if it is none.
 
     Releases beside it show the record as it is, or what replaces it, at twice the distance.
     """
     match bound:
-        case RandomAllocationGaussian(bins=bins, released=released, noise_multiplier=sigma):
+        case events.RandomAllocationGaussian(bins=bins, released=released, noise_multiplier=sigma):
             shown = released or bins
             drawn = schedule.double_up(Fraction(shown, bins))
-            return ReplacedAllocationGaussian(bins=shown, noise_multiplier=sigma, drawn=drawn)
-        case Gaussian(noise_multiplier=sigma):
-            return Gaussian(noise_multiplier=sigma / 2)
-        case Repeated(event=inner, count=count):
+            return events.ReplacedAllocationGaussian(
+                bins=shown, noise_multiplier=sigma, drawn=drawn
+            )
+        case events.Gaussian(noise_multiplier=sigma):
+            return events.Gaussian(noise_multiplier=sigma / 2)
+        case events.Repeated(event=inner, count=count):
             one = _replaced(inner)
-            return None if one is None else Repeated(event=one, count=count)
-        case Composed(events=members):
+            return None if one is None else events.Repeated(event=one, count=count)
+        case events.Composed(events=members):
             parts = [_replaced(event) for event in members]
             known = tuple(part for part in parts if part is not None)
-            return Composed(events=known) if len(known) == len(parts) else None
+            return events.Composed(events=known) if len(known) == len(parts) else None
         case _:
             return None
 
@@ -298,7 +293,7 @@ class _AttainedAlone:
     index: int
     alone: Sampled
 
-    def __call__(self, joint: float, steps: int) -> Event:
+    def __call__(self, joint: float, steps: int) -> events.Event:
         # Imported here because most plans have independent noise and need no strategies.
         from affidavit.mechanisms.correlation import Correlation
 

@@ -18,7 +18,11 @@ from affidavit.mechanisms.strategies.epoch_patterns import attained_in_first_lot
 from affidavit.mechanisms.strategies.lengths_by_place import lengths_by_place
 from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.mechanisms.strategies.strategy import TooLarge
-from affidavit.plan import Composed, Event, Gaussian, Plan, schedule
+from affidavit.plan import (
+    Plan,
+    events,
+    schedule,
+)
 
 if TYPE_CHECKING:
     from affidavit.mechanisms.lowered_phase import LoweredPhase
@@ -28,8 +32,11 @@ MAX_PLACES = 4096
 
 
 def at_one_place(
-    plan: Plan, phases: Sequence[LoweredPhase], joints: Sequence[float], attained: Sequence[Event]
-) -> tuple[Event, ...]:
+    plan: Plan,
+    phases: Sequence[LoweredPhase],
+    joints: Sequence[float],
+    attained: Sequence[events.Event],
+) -> tuple[events.Event, ...]:
     """Return the effect of a unit on each phase, at one place in all phases of a fixed order.
 
     ``attained`` are the effects at the worst place of each phase, returned for other phases. If
@@ -48,15 +55,15 @@ def at_one_place(
         noise = {
             index: effect.noise_multiplier
             for index in in_order
-            if isinstance(effect := attained[index], Gaussian)
+            if isinstance(effect := attained[index], events.Gaussian)
         }
         worst = min(noise, key=noise.__getitem__)
         for index in in_order:
             if index != worst:
-                result[index] = Composed(events=())
+                result[index] = events.Composed(events=())
         return tuple(result)
     for index, move in moves.items():
-        result[index] = Gaussian(noise_multiplier=joints[index] / move * (1 + 4 * 2.0**-53))
+        result[index] = events.Gaussian(noise_multiplier=joints[index] / move * (1 + 4 * 2.0**-53))
     return tuple(result)
 
 

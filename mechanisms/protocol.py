@@ -17,10 +17,10 @@ from affidavit.plan import (
     NOISE_KINDS,
     OPTIMIZER_FIELDS,
     Denoise,
-    Event,
     Optimizer,
     Plan,
     Reason,
+    events,
 )
 
 INDEPENDENT = frozenset({"independent"})
@@ -44,7 +44,7 @@ class WholeRun:
     """
 
     sensitivity: Callable[[int], float]
-    attained: Callable[[float, int], Event]
+    attained: Callable[[float, int], events.Event]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

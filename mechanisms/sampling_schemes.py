@@ -55,31 +55,11 @@ from affidavit.mechanisms.fixed_size_lots import FixedSize, at_least_drawn
 from affidavit.mechanisms.strategies.lots_apart import log_divergence
 from affidavit.mechanisms.strategies.participation import records_per_lot, sampler_participation
 from affidavit.plan import (
-    MAX_BINS,
-    MAX_RECORDS,
-    AllocatedRecord,
-    ChainOfNeighbours,
-    Composed,
-    EitherBound,
-    Event,
-    Gaussian,
-    Leaf,
     Phase,
     Plan,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
     RefusedPlan,
-    Repeated,
-    ReplacedAllocationGaussian,
     Sampling,
-    ShuffledEpoch,
-    SubsampledPair,
-    TestedSums,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
+    events,
     schedule,
 )
 
@@ -99,9 +79,9 @@ _UP = 1 + 4 * 2.0**-53
 Place = Literal["replace_one", "zero_out"]
 Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
 """How a run of correlated noise is certified (``correlation``)."""
-StepEvent = Callable[[float], Leaf]
+StepEvent = Callable[[float], events.Leaf]
 """From σ_joint (noise standard deviation over clip norm, all blocks) to the event of a release."""
-RunEvent = Callable[[float, int], Event]
+RunEvent = Callable[[float, int], events.Event]
 """From σ_joint and the steps to the event of the whole phase."""
 
 
@@ -126,15 +106,15 @@ class Sampled:
     run: RunEvent | None = None
     reach: Callable[[int], float] | None = None
     attained: RunEvent | None = None
-    attack: Callable[[float, int], tuple[TestedSums, int]] | None = None
+    attack: Callable[[float, int], tuple[events.TestedSums, int]] | None = None
 
-    def of_run(self, joint: float, steps: int) -> Event:
+    def of_run(self, joint: float, steps: int) -> events.Event:
         """Return the event of a phase of ``steps`` at σ_joint."""
         if self.run is not None:
             return self.run(joint, steps)
-        return Repeated(event=self.event(joint), count=self.times(steps))
+        return events.Repeated(event=self.event(joint), count=self.times(steps))
 
-    def attained_by_run(self, joint: float, steps: int) -> Event:
+    def attained_by_run(self, joint: float, steps: int) -> events.Event:
         """Return an effect of one record on the phase, which ``of_run`` bounds from above."""
         return (self.attained or self.of_run)(joint, steps)
 
@@ -272,7 +252,7 @@ def record_distance(plan: Plan) -> float:
     return 2.0 if plan.adjacency == "replace_one" else 1.0
 
 
-def subsampled_pair(plan: Plan) -> SubsampledPair:
+def subsampled_pair(plan: Plan) -> events.SubsampledPair:
     """Return the dominating pair of a Poisson sample."""
     return "replace_one" if plan.adjacency == "replace_one" else "add_remove"
 
@@ -294,7 +274,7 @@ def _poisson(plan: Plan, index: int) -> Sampled:
             plan,
             index,
             plan.dataset.records_per_unit,
-            (PoissonSubsampledGaussian, PoissonSampledGroupGaussian),
+            (events.PoissonSubsampledGaussian, events.PoissonSampledGroupGaussian),
             sampling_probability=probability,
             pair=subsampled_pair(plan),
         ),
@@ -312,15 +292,15 @@ def _draw_each_record(
 
     ``kinds`` are the event classes for one record and for several. Raises ``RefusedPlan``.
     """
-    if records > MAX_RECORDS:
+    if records > events.MAX_RECORDS:
         raise _refused(
             plan,
             index,
             "user_level_sampling",
             f"a user has up to {records} records, and sampling them one by one is accounted for at "
-            f"most {MAX_RECORDS} records.",
-            f"Keep at most {MAX_RECORDS} records a user, or sample users: clip each user's sum "
-            "once, with contributions_per_user: 1.",
+            f"most {events.MAX_RECORDS} records.",
+            f"Keep at most {events.MAX_RECORDS} records a user, or sample users: clip each user's "
+            "sum once, with contributions_per_user: 1.",
         )
     one, several = kinds
     kind = one if records == 1 else partial(several, records=records)
@@ -330,7 +310,7 @@ def _draw_each_record(
 def _full_batch(plan: Plan, _index: int) -> Sampled:
     distance = distance_of(plan)
     return Sampled(
-        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        event=lambda joint: events.Gaussian(noise_multiplier=joint / distance),
         probability=1.0,
         distance=distance,
         assumption="every record is in every lot",
@@ -348,13 +328,13 @@ def _fixed_order(plan: Plan, index: int) -> Sampled:
 
     in_one_lot = distance == distance_of(plan)
     return Sampled(
-        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        event=lambda joint: events.Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: schedule.participations(plan, phase, steps),
         probability=None,
         distance=distance,
         run=None
         if in_one_lot
-        else lambda joint, steps: Gaussian(noise_multiplier=joint / reach(steps)),
+        else lambda joint, steps: events.Gaussian(noise_multiplier=joint / reach(steps)),
         reach=None if in_one_lot else reach,
         assumption="each record is in exactly one lot of each epoch; no amplification by "
         "shuffling is claimed",
@@ -376,7 +356,7 @@ _SHUFFLED = (
 
 def sample_of_lots(
     plan: Plan, index: int, released: int, joint: float
-) -> WithoutReplacementGaussian | None:
+) -> events.WithoutReplacementGaussian | None:
     """Return what the first ``released`` lots of a shuffled epoch cost as one sample.
 
     None for users of several records, and if a known lot costs no more. Source:
@@ -386,7 +366,9 @@ def sample_of_lots(
     sample = released * lot
     if plan.dataset.records_per_unit > 1 or sample >= size * SAMPLED_SHARES[plan.adjacency]:
         return None
-    return WithoutReplacementGaussian(dataset_size=size, sample_size=sample, noise_multiplier=joint)
+    return events.WithoutReplacementGaussian(
+        dataset_size=size, sample_size=sample, noise_multiplier=joint
+    )
 
 
 def is_placed_at_random(plan: Plan, index: int, steps: int) -> bool:
@@ -424,50 +406,52 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
         return in_order
     distance = 2.0 if plan.adjacency == "replace_one" else 1.0
 
-    def composed(epoch: Callable[[int], Leaf], steps: int) -> Composed:
+    def composed(epoch: Callable[[int], events.Leaf], steps: int) -> events.Composed:
         """Return the epochs of a run, by what one costs of which some lots are released."""
         epochs, rest = divmod(steps, turn)
         parts = (lots, epochs), (min(rest, lots), 1 if rest else 0)
-        return Composed(
+        return events.Composed(
             events=tuple(
-                Repeated(event=epoch(released), count=count) for released, count in parts if count
+                events.Repeated(event=epoch(released), count=count)
+                for released, count in parts
+                if count
             )
         )
 
-    def in_place(joint: float, released: int) -> ReplacedAllocationGaussian:
+    def in_place(joint: float, released: int) -> events.ReplacedAllocationGaussian:
         drawn = schedule.double_up(Fraction(released * lot, size))
-        return ReplacedAllocationGaussian(
+        return events.ReplacedAllocationGaussian(
             bins=released, noise_multiplier=joint, drawn=drawn, place=place_of(plan)
         )
 
-    def placed_at_random(joint: float, steps: int) -> Iterator[Event]:
+    def placed_at_random(joint: float, steps: int) -> Iterator[events.Event]:
         known, alone = (distance / joint) ** 2, joint / DISTANCE
         if log_divergence(lots, known) < _MAX_RATIO * known:
             yield composed(partial(in_place, joint), steps)
         # The checker has a statement for a record that is not there, twice as far from others.
         if log_divergence(lots, 1 / alone**2) < _MAX_RATIO * known / 4:
             passes = composed(partial(_allocation, lots, alone), steps)
-            yield ChainOfNeighbours(event=passes, links=2)
+            yield events.ChainOfNeighbours(event=passes, links=2)
 
-    def run(joint: float, steps: int) -> Event:
+    def run(joint: float, steps: int) -> events.Event:
         in_full, known = in_order.of_run(joint, steps), in_order.event(joint)
         if has_all:
             return in_full
 
-        def sampled(released: int) -> Leaf:
+        def sampled(released: int) -> events.Leaf:
             return sample_of_lots(plan, index, released, joint) or known
 
         least = steps % lots or lots  # of the lots that an epoch releases
-        bounds: list[Event] = [in_full]
+        bounds: list[events.Event] = [in_full]
         bounds += [] if sampled(least) == known else [composed(sampled, steps)]
         if is_placed_at_random(plan, index, steps):
             bounds += placed_at_random(joint, steps)
-        return EitherBound(events=tuple(bounds)) if len(bounds) > 1 else in_full
+        return events.EitherBound(events=tuple(bounds)) if len(bounds) > 1 else in_full
 
-    def attained(joint: float, steps: int) -> Event:
+    def attained(joint: float, steps: int) -> events.Event:
         return composed(partial(_allocation, places, joint / distance), steps)
 
-    def attack(joint: float, steps: int) -> tuple[ShuffledEpoch, int]:
+    def attack(joint: float, steps: int) -> tuple[events.ShuffledEpoch, int]:
         released = min(steps, lots)
         return _largest_sum(plan, index, joint, released), max(1, steps // turn)
 
@@ -480,8 +464,10 @@ def _shuffled(plan: Plan, index: int) -> Sampled:
     )
 
 
-def _allocation(bins: int, noise_multiplier: float, released: int) -> RandomAllocationGaussian:
-    return RandomAllocationGaussian(
+def _allocation(
+    bins: int, noise_multiplier: float, released: int
+) -> events.RandomAllocationGaussian:
+    return events.RandomAllocationGaussian(
         bins=bins,
         noise_multiplier=noise_multiplier,
         released=released if released < bins else None,
@@ -511,7 +497,7 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
             plan,
             index,
             plan.dataset.records_per_unit,
-            (WithoutReplacementGaussian, WithoutReplacementGroupGaussian),
+            (events.WithoutReplacementGaussian, events.WithoutReplacementGroupGaussian),
             dataset_size=size,
             sample_size=lot,
         ),
@@ -523,23 +509,27 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
     if plan.adjacency == "replace_one":
         return result
 
-    def run(joint: float, steps: int) -> Event:
-        sampled = Repeated(event=result.event(joint), count=steps)
-        known = Repeated(event=Gaussian(noise_multiplier=joint / result.distance), count=steps)
+    def run(joint: float, steps: int) -> events.Event:
+        sampled = events.Repeated(event=result.event(joint), count=steps)
+        known = events.Repeated(
+            event=events.Gaussian(noise_multiplier=joint / result.distance), count=steps
+        )
         if plan.dataset.records_per_unit > 1:
-            return EitherBound(events=(sampled, known))
-        placed = ReplacedAllocationGaussian(
+            return events.EitherBound(events=(sampled, known))
+        placed = events.ReplacedAllocationGaussian(
             bins=1,
             noise_multiplier=joint,
             drawn=schedule.double_up(Fraction(lot, size)),
             place="zero_out",
         )
-        return EitherBound(events=(sampled, known, Repeated(event=placed, count=steps)))
+        return events.EitherBound(
+            events=(sampled, known, events.Repeated(event=placed, count=steps))
+        )
 
-    def attained(joint: float, steps: int) -> Event:
+    def attained(joint: float, steps: int) -> events.Event:
         drawn = result.event(joint)
         assert isinstance(drawn, FixedSize)
-        return Repeated(event=at_least_drawn(drawn), count=steps)
+        return events.Repeated(event=at_least_drawn(drawn), count=steps)
 
     return replace(
         result,
@@ -549,10 +539,10 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
     )
 
 
-def _largest_sum(plan: Plan, index: int, joint: float, lots: int) -> ShuffledEpoch:
+def _largest_sum(plan: Plan, index: int, joint: float, lots: int) -> events.ShuffledEpoch:
     """Return the attack on the largest sum of ``lots`` lots of an order."""
     size, lot = _sizes(plan, index)
-    return ShuffledEpoch(
+    return events.ShuffledEpoch(
         lots=lots,
         drawn=lots * lot / size * (1 - 2.0**-52),
         noise_multiplier=joint,
@@ -582,7 +572,7 @@ def _truncated_poisson(plan: Plan, index: int) -> Sampled:
             plan,
             index,
             records,
-            (TruncatedPoissonGaussian, TruncatedPoissonGroupGaussian),
+            (events.TruncatedPoissonGaussian, events.TruncatedPoissonGroupGaussian),
             dataset_size=size,
             sampling_probability=probability,
             max_lot_size=largest,
@@ -611,16 +601,18 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
     def epochs(steps: int) -> int:
         return schedule.participations(plan, phase, steps)
 
-    def allocation(joint: float, steps: int) -> Event:
+    def allocation(joint: float, steps: int) -> events.Event:
         whole, rest = divmod(steps, bins)
-        first = RandomAllocationGaussian(bins=bins, noise_multiplier=joint, released=rest or None)
+        first = events.RandomAllocationGaussian(
+            bins=bins, noise_multiplier=joint, released=rest or None
+        )
         if not whole:
             return first
         if phase.sampling.bins_drawn == "each_epoch":
-            once = RandomAllocationGaussian(bins=bins, noise_multiplier=joint)
-            passes = Repeated(event=once, count=whole)
-            return Composed(events=(passes, first)) if rest else passes
-        return RandomAllocationGaussian(
+            once = events.RandomAllocationGaussian(bins=bins, noise_multiplier=joint)
+            passes = events.Repeated(event=once, count=whole)
+            return events.Composed(events=(passes, first)) if rest else passes
+        return events.RandomAllocationGaussian(
             bins=bins,
             # Rounds down past the roundings of the root and of the quotient.
             noise_multiplier=joint / math.sqrt(epochs(steps)) * (1 - 4 * 2.0**-53),
@@ -628,7 +620,7 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
         )
 
     return Sampled(
-        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        event=lambda joint: events.Gaussian(noise_multiplier=joint / distance),
         times=epochs,
         probability=None,
         distance=distance,
@@ -652,25 +644,27 @@ def _random_allocation(plan: Plan, index: int) -> Sampled:
     taken = phase.sampling.participations
     assert taken is not None
 
-    def blocks(joint: float, steps: int) -> Event:
+    def blocks(joint: float, steps: int) -> events.Event:
         length, longer = divmod(steps, taken)
         counts = (length + 1, longer), (length, taken - longer)
         parts = tuple(
-            Repeated(event=_one_of(length, joint), count=count) for length, count in counts if count
+            events.Repeated(event=_one_of(length, joint), count=count)
+            for length, count in counts
+            if count
         )
-        return Composed(events=parts) if taken > 1 else parts[0].event
+        return events.Composed(events=parts) if taken > 1 else parts[0].event
 
-    def sum_of_steps(joint: float, steps: int) -> Event:
+    def sum_of_steps(joint: float, steps: int) -> events.Event:
         if taken == 1:
             return _one_of(steps, joint)
         # All releases added up: k shifts against the noise of T steps.
-        return Gaussian(noise_multiplier=joint * math.sqrt(steps) / (taken * distance) * _UP)
+        return events.Gaussian(noise_multiplier=joint * math.sqrt(steps) / (taken * distance) * _UP)
 
-    def attack(joint: float, steps: int) -> tuple[AllocatedRecord, int]:
-        return AllocatedRecord(steps=steps, participations=taken, noise_multiplier=joint), 1
+    def attack(joint: float, steps: int) -> tuple[events.AllocatedRecord, int]:
+        return events.AllocatedRecord(steps=steps, participations=taken, noise_multiplier=joint), 1
 
     return Sampled(
-        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        event=lambda joint: events.Gaussian(noise_multiplier=joint / distance),
         times=lambda _: taken,
         probability=schedule.double_up(schedule.sampling_probability(plan, phase)),
         distance=distance,
@@ -684,11 +678,11 @@ def _random_allocation(plan: Plan, index: int) -> Sampled:
     )
 
 
-def _one_of(steps: int, joint: float) -> Leaf:
+def _one_of(steps: int, joint: float) -> events.Leaf:
     """Return the cost of a record that is in one of ``steps``."""
     if steps == 1:
-        return Gaussian(noise_multiplier=joint)
-    return RandomAllocationGaussian(bins=steps, noise_multiplier=joint)
+        return events.Gaussian(noise_multiplier=joint)
+    return events.RandomAllocationGaussian(bins=steps, noise_multiplier=joint)
 
 
 def _fresh_run(plan: Plan, index: int) -> RunSampler:
@@ -741,7 +735,7 @@ def _balls_in_bins_run(plan: Plan, index: int) -> RunSampler:
     )
 
     def route(strategy: Strategy) -> Route:
-        bins = is_amplified(plan) and strategy.is_nonnegative and turn <= MAX_BINS
+        bins = is_amplified(plan) and strategy.is_nonnegative and turn <= events.MAX_BINS
         return "balls_in_bins" if bins else "gaussian"
 
     return RunSampler(
@@ -801,14 +795,14 @@ def _b_min_sep_run(plan: Plan, index: int) -> RunSampler:
     )
     claimed, step = _unsampled(plan, index, separation, assumption), None
     records = plan.dataset.records_per_unit
-    if largest < 1 and records <= MAX_RECORDS:
+    if largest < 1 and records <= events.MAX_RECORDS:
         rounded = schedule.double_up(largest)
         step = Sampled(
             event=_draw_each_record(
                 plan,
                 index,
                 records,
-                (PoissonSubsampledGaussian, PoissonSampledGroupGaussian),
+                (events.PoissonSubsampledGaussian, events.PoissonSampledGroupGaussian),
                 sampling_probability=rounded,
                 pair=subsampled_pair(plan),
             ),
@@ -829,7 +823,7 @@ def _b_min_sep_run(plan: Plan, index: int) -> RunSampler:
 def _unsampled(plan: Plan, index: int, separation: int, assumption: str) -> Sampled:
     distance = lot_distance(plan, index)
     return Sampled(
-        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        event=lambda joint: events.Gaussian(noise_multiplier=joint / distance),
         times=lambda steps: -(-steps // separation),
         probability=None,
         distance=distance,
@@ -837,11 +831,11 @@ def _unsampled(plan: Plan, index: int, separation: int, assumption: str) -> Samp
     )
 
 
-def _poisson_step(probability: Fraction, pair: SubsampledPair = "add_remove") -> StepEvent:
+def _poisson_step(probability: Fraction, pair: events.SubsampledPair = "add_remove") -> StepEvent:
     if probability >= 1:
-        return lambda joint: Gaussian(noise_multiplier=joint)
+        return lambda joint: events.Gaussian(noise_multiplier=joint)
     rounded = schedule.double_up(probability)
-    return lambda joint: PoissonSubsampledGaussian(
+    return lambda joint: events.PoissonSubsampledGaussian(
         sampling_probability=rounded, noise_multiplier=joint, pair=pair
     )
 

@@ -22,16 +22,10 @@ from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv, gammaln
 
 from affidavit.mechanisms.strategies.numerics import Array
-from affidavit.plan import (
-    Leaf,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-)
+from affidavit.plan import events
 
-Truncated = TruncatedPoissonGaussian | TruncatedPoissonGroupGaussian
-Untruncated = PoissonSubsampledGaussian | PoissonSampledGroupGaussian
+Truncated = events.TruncatedPoissonGaussian | events.TruncatedPoissonGroupGaussian
+Untruncated = events.PoissonSubsampledGaussian | events.PoissonSampledGroupGaussian
 Numbers = NDArray[np.int64]
 
 CONCEDED_PROBABILITIES = 1e-9, 1e-18, 1e-32
@@ -53,24 +47,26 @@ def without_truncation(leaf: Truncated) -> Untruncated:
 def _independent_draws(records: int, probability: float, leaf: Truncated) -> Untruncated:
     sigma = leaf.noise_multiplier
     if records == 1:
-        return PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=sigma)
-    return PoissonSampledGroupGaussian(
+        return events.PoissonSubsampledGaussian(
+            sampling_probability=probability, noise_multiplier=sigma
+        )
+    return events.PoissonSampledGroupGaussian(
         records=records, sampling_probability=probability, noise_multiplier=sigma
     )
 
 
-def among_zero_records(leaf: Leaf) -> Leaf:
+def among_zero_records(leaf: events.Leaf) -> events.Leaf:
     """Return ``leaf`` for a data set in which all other records contribute zero.
 
     Truncation is then invisible: the record is in the lot or not. Other samples, and those of
     users with several records, are returned unchanged.
     """
-    if not isinstance(leaf, TruncatedPoissonGaussian):
+    if not isinstance(leaf, events.TruncatedPoissonGaussian):
         return leaf
     size, largest, q = leaf.dataset_size, leaf.max_lot_size, leaf.sampling_probability
     whole = q * (1 - _binomial_tail(largest, size - 1, q))
     cut = largest / size * _binomial_tail(largest + 1, size, q)
-    return PoissonSubsampledGaussian(
+    return events.PoissonSubsampledGaussian(
         sampling_probability=min(q, whole + cut) * (1 - _TAIL_ERROR),
         noise_multiplier=leaf.noise_multiplier,
         pair="replace_one" if leaf.neighbours == "replace_one" else "add_remove",
@@ -85,7 +81,7 @@ def at_least_left(leaf: Truncated) -> Untruncated | None:
     number left is hypergeometric where M + K > L. It falls in M, so that M counts as the largest of
     a range. None if too few are left.
     """
-    if isinstance(leaf, TruncatedPoissonGaussian):
+    if isinstance(leaf, events.TruncatedPoissonGaussian):
         among = among_zero_records(leaf)
         return among if isinstance(among, Untruncated) else None
     records, best = min(leaf.records, leaf.max_lot_size), (0, 0.0)
@@ -101,7 +97,7 @@ def at_least_left(leaf: Truncated) -> Untruncated | None:
     return _independent_draws(*best, leaf)
 
 
-def _tail_left(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
+def _tail_left(leaf: events.TruncatedPoissonGroupGaussian, records: int) -> Array:
     """Return lower bounds of P(at least k records are left) for k = 1, 2, ..., shape (n,)."""
     largest, q, others = leaf.max_lot_size, leaf.sampling_probability, leaf.dataset_size - records
     spread = _CROWD_DEVIATIONS * math.sqrt(others * q + largest + 1)

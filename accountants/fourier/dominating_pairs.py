@@ -60,28 +60,15 @@ from affidavit.accountants.fourier.truncated_poisson import (
     visible_law,
 )
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    Leaf,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    Repeated,
-    ReplacedAllocationGaussian,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
 Side = Literal["remove", "add"]
-_Attained = Gaussian | PoissonSubsampledGaussian | PoissonSampledGroupGaussian | GaussianMixture
+_Attained = (
+    events.Gaussian
+    | events.PoissonSubsampledGaussian
+    | events.PoissonSampledGroupGaussian
+    | events.GaussianMixture
+)
 """The releases whose dominating pair is attained and consists of mixtures of normals."""
 Lots = Literal["revealed", "hidden", "visible"]
 """How a cut lot is bounded: from above with its fullness revealed; from above with lots that look
@@ -137,7 +124,7 @@ class Direction:
 
 
 def directions(
-    event: Event,
+    event: events.Event,
     *,
     lots: Lots = "revealed",
     max_kinds: int = MAX_KINDS,
@@ -161,7 +148,7 @@ def directions(
         releases: list[BracketedRelease] = []
         conceded = 0.0
         for leaf, count in rest:
-            if isinstance(leaf, RepeatAndSelect):
+            if isinstance(leaf, events.RepeatAndSelect):
                 continue
             law, attained, lost = _laws(leaf, side, lots)
             releases.append((law, attained, count))
@@ -182,18 +169,18 @@ def directions(
         return tuple(result)
     if len({half.dataset_size for half in halves.values()}) > 1:
         return directions(event)
-    smaller = [Repeated(event=halves.get(leaf, leaf), count=count) for leaf, count in parts]
-    return (*result, *directions(Composed(events=tuple(smaller))))
+    smaller = [events.Repeated(event=halves.get(leaf, leaf), count=count) for leaf, count in parts]
+    return (*result, *directions(events.Composed(events=tuple(smaller))))
 
 
-def _halved(leaf: Leaf) -> TruncatedPoissonGaussian | None:
+def _halved(leaf: events.Leaf) -> events.TruncatedPoissonGaussian | None:
     """Return ``leaf`` of half of the records, if it has a cover under add_remove."""
-    if not isinstance(leaf, TruncatedPoissonGaussian) or leaf.neighbours != "add_remove":
+    if not isinstance(leaf, events.TruncatedPoissonGaussian) or leaf.neighbours != "add_remove":
         return None
     return replace(leaf, dataset_size=leaf.dataset_size // 2) if Cover.of(leaf) else None
 
 
-def attained_pair(event: Event) -> tuple[Direction, Direction]:
+def attained_pair(event: events.Event) -> tuple[Direction, Direction]:
     """Return both orders of the laws that one pair of data sets produces, step for step.
 
     Raises ``OutOfReach`` as ``directions`` does, and for more than ``MAX_KINDS`` kinds of release.
@@ -213,7 +200,7 @@ def attained_pair(event: Event) -> tuple[Direction, Direction]:
     return direction("remove"), direction("add")
 
 
-def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> None:
+def check_range(parts: Sequence[tuple[events.Leaf, int]], *, alone: bool = False) -> None:
     """Raise ``OutOfReach`` if ``parts``, leaves and counts, are outside the method's range.
 
     The range of one release is wider if it is ``alone``.
@@ -224,19 +211,19 @@ def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> No
     for leaf, _ in parts:
         probability, least = _sampling_probability(leaf), MIN_SAMPLING_PROBABILITY
         low, high = MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER
-        is_sampled = not isinstance(leaf, Gaussian | Laplace | GaussianMixture)
+        is_sampled = not isinstance(leaf, events.Gaussian | events.Laplace | events.GaussianMixture)
         if steps <= MAX_SAMPLED_STEPS and is_sampled:
             least, high = MIN_SAMPLED_PROBABILITY, MAX_SAMPLED_NOISE
         noise = leaf.noise_multiplier
         match leaf:
-            case PoissonSampledGroupGaussian() | TruncatedPoissonGroupGaussian():
+            case events.PoissonSampledGroupGaussian() | events.TruncatedPoissonGroupGaussian():
                 weights = binomial_weights(leaf.records, leaf.sampling_probability)
                 noise /= max_likely_draws(weights)
                 low = MIN_MIXTURE_NOISE
-            case WithoutReplacementGroupGaussian():
+            case events.WithoutReplacementGroupGaussian():
                 noise /= max_likely_draws(hypergeometric_weights(leaf))
                 low = MIN_MIXTURE_NOISE
-            case GaussianMixture(weights=weights):
+            case events.GaussianMixture(weights=weights):
                 noise /= len(weights) - 1
                 low = MIN_MIXTURE_NOISE if steps > 1 else MIN_SINGLE_RELEASE_NOISE
         if alone:
@@ -253,92 +240,106 @@ def check_range(parts: Sequence[tuple[Leaf, int]], *, alone: bool = False) -> No
             )
 
 
-def _is_alone(parts: Sequence[tuple[Leaf, int]]) -> bool:
+def _is_alone(parts: Sequence[tuple[events.Leaf, int]]) -> bool:
     return len(parts) == 1 and parts[0][1] == 1 and isinstance(parts[0][0], _Attained)
 
 
-def _sampling_probability(leaf: Leaf) -> float:
+def _sampling_probability(leaf: events.Leaf) -> float:
     match leaf:
-        case Gaussian() | Laplace():
+        case events.Gaussian() | events.Laplace():
             return 1.0
-        case GaussianMixture(weights=weights):
+        case events.GaussianMixture(weights=weights):
             return 1 - weights[0]
-        case WithoutReplacementGaussian() | WithoutReplacementGroupGaussian():
+        case events.WithoutReplacementGaussian() | events.WithoutReplacementGroupGaussian():
             return leaf.sample_size / leaf.dataset_size
-        case RandomAllocationGaussian() | ReplacedAllocationGaussian() | BallsInBinsGaussian():
+        case (
+            events.RandomAllocationGaussian()
+            | events.ReplacedAllocationGaussian()
+            | events.BallsInBinsGaussian()
+        ):
             raise _unsupported(leaf)
     return leaf.sampling_probability
 
 
-def _unsupported(leaf: Leaf) -> Unsupported:
-    engine = "monte_carlo" if isinstance(leaf, BallsInBinsGaussian) else "allocation"
+def _unsupported(leaf: events.Leaf) -> Unsupported:
+    engine = "monte_carlo" if isinstance(leaf, events.BallsInBinsGaussian) else "allocation"
     return Unsupported(
         f"the fourier engine does not support {type(leaf).__name__}.",
         f"Use the {engine} accountant.",
     )
 
 
-def _has_two_orders(leaf: Leaf) -> bool:
+def _has_two_orders(leaf: events.Leaf) -> bool:
     """Return whether the laws of the two orders of the hypotheses differ."""
     match leaf:
-        case PoissonSubsampledGaussian() | PoissonSampledGroupGaussian() | GaussianMixture():
+        case (
+            events.PoissonSubsampledGaussian()
+            | events.PoissonSampledGroupGaussian()
+            | events.GaussianMixture()
+        ):
             return leaf.pair == "add_remove"
-        case TruncatedPoissonGaussian() | TruncatedPoissonGroupGaussian():
+        case events.TruncatedPoissonGaussian() | events.TruncatedPoissonGroupGaussian():
             return leaf.neighbours != "replace_one"
     return False
 
 
-def _law(leaf: Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLaw, float]:
+def _law(leaf: events.Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLaw, float]:
     """Return a law that dominates except with a probability, and that probability."""
     match leaf:
-        case Gaussian(noise_multiplier=sigma):
+        case events.Gaussian(noise_multiplier=sigma):
             return NormalMixtureLaw(kind="gaussian", noise_multiplier=sigma), 0.0
-        case Laplace(noise_multiplier=scale):
+        case events.Laplace(noise_multiplier=scale):
             return LaplaceLaw(scale=scale), 0.0
-        case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair):
+        case events.PoissonSubsampledGaussian(
+            sampling_probability=q, noise_multiplier=sigma, pair=pair
+        ):
             kind: Kind = "replace" if pair == "replace_one" else side
             law = NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
             return law, 0.0
-        case PoissonSampledGroupGaussian():
+        case events.PoissonSampledGroupGaussian():
             return group_law(leaf, added=side == "add"), 0.0
-        case GaussianMixture(conceded=conceded):
+        case events.GaussianMixture(conceded=conceded):
             return group_law(leaf, added=side == "add"), conceded
-        case WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
+        case events.WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
             return worse_of_both(sample / size, 1, leaf.noise_multiplier), 0.0
-        case WithoutReplacementGroupGaussian():
+        case events.WithoutReplacementGroupGaussian():
             return fixed_lot_law(leaf), 0.0
-        case TruncatedPoissonGaussian():
+        case events.TruncatedPoissonGaussian():
             return hidden_law(leaf, side) if lots == "hidden" else (truncated_law(leaf, side), 0.0)
-        case TruncatedPoissonGroupGaussian():
+        case events.TruncatedPoissonGroupGaussian():
             return truncated_group_law(leaf, added=side == "add", displaced=lots == "hidden")
-        case RandomAllocationGaussian() | ReplacedAllocationGaussian() | BallsInBinsGaussian():
+        case (
+            events.RandomAllocationGaussian()
+            | events.ReplacedAllocationGaussian()
+            | events.BallsInBinsGaussian()
+        ):
             raise _unsupported(leaf)
         case _:
             assert_never(leaf)
 
 
-def _attained(leaf: Leaf, side: Side) -> LossLaw:
-    if isinstance(leaf, WithoutReplacementGaussian):
+def _attained(leaf: events.Leaf, side: Side) -> LossLaw:
+    if isinstance(leaf, events.WithoutReplacementGaussian):
         return NormalMixtureLaw(
             kind=side,
             noise_multiplier=leaf.noise_multiplier,
             sampling_probability=leaf.sample_size / leaf.dataset_size,
             distance=2.0,
         )
-    if isinstance(leaf, WithoutReplacementGroupGaussian):
+    if isinstance(leaf, events.WithoutReplacementGroupGaussian):
         return fixed_lot_pair(leaf, added=side == "add")
-    if isinstance(leaf, TruncatedPoissonGaussian):
+    if isinstance(leaf, events.TruncatedPoissonGaussian):
         return attained_law(leaf, side)
-    if isinstance(leaf, TruncatedPoissonGroupGaussian):
+    if isinstance(leaf, events.TruncatedPoissonGroupGaussian):
         return _attained(attained_sample(leaf), side)
     return _law(leaf, side)[0]
 
 
-def _laws(leaf: Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
+def _laws(leaf: events.Leaf, side: Side, lots: Lots) -> tuple[LossLaw, LossLaw, float]:
     """Return a dominating law, an attained one, and the probability that the first concedes."""
     if lots == "visible":
         law = _attained(leaf, side)
-        if isinstance(leaf, TruncatedPoissonGaussian):
+        if isinstance(leaf, events.TruncatedPoissonGaussian):
             law = visible_law(leaf, side)
         return law, law, 0.0
     law, conceded = _law(leaf, side, lots)

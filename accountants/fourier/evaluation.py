@@ -43,7 +43,7 @@ from affidavit.accountants.fourier.privacy_loss import Cells, LossLaw
 from affidavit.accountants.fourier.single_release import epsilon_of, single_release
 from affidavit.accountants.fourier.tilting import Saddle
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan import Event
+from affidavit.plan import events
 
 MAX_POINTS = 1 << 23
 """Points of the longest grid or transform: 64 MiB per array of doubles."""
@@ -206,7 +206,7 @@ def crossing(
     return low, high
 
 
-def approximate_epsilon(event: Event, delta: float) -> float:
+def approximate_epsilon(event: events.Event, delta: float) -> float:
     """Return ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does.
 
     One release with very little noise is computed in closed form.

@@ -22,11 +22,7 @@ from affidavit.accountants.fourier.loss_laws import (
     WorseOfBothLaw,
 )
 from affidavit.accountants.fourier.privacy_loss import Array, LossLaw, Mixture, NormalPair
-from affidavit.plan import (
-    GaussianMixture,
-    PoissonSampledGroupGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
 _MIN_WEIGHT = 1e-300
 """Smaller probabilities of numbers of records are raised to this one."""
@@ -245,12 +241,12 @@ def _in_blocks(function: Callable[[Array], Array], values: Array, weights: int) 
 
 
 def group_law(
-    leaf: PoissonSampledGroupGaussian | GaussianMixture, *, added: bool
+    leaf: events.PoissonSampledGroupGaussian | events.GaussianMixture, *, added: bool
 ) -> GroupMixtureLaw | ReplacedGroupLaw:
     """Return the law of ``leaf`` in one direction, or in both if the pair is symmetric."""
     weights = (
         leaf.weights
-        if isinstance(leaf, GaussianMixture)
+        if isinstance(leaf, events.GaussianMixture)
         else binomial_weights(leaf.records, leaf.sampling_probability)
     )
     if leaf.pair == "replace_one":
@@ -267,7 +263,7 @@ def binomial_weights(records: int, probability: float) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def hypergeometric_weights(leaf: WithoutReplacementGroupGaussian) -> tuple[float, ...]:
+def hypergeometric_weights(leaf: events.WithoutReplacementGroupGaussian) -> tuple[float, ...]:
     """Return P(K = k), the nearest doubles to the hypergeometric probabilities.
 
     k is at most the user's records and the lot's.
@@ -289,7 +285,7 @@ def max_likely_draws(weights: tuple[float, ...]) -> int:
     return max([1, *(k for k, chance in enumerate(weights) if chance > _NEGLIGIBLE_CHANCE)])
 
 
-def fixed_lot_pair(leaf: WithoutReplacementGroupGaussian, *, added: bool) -> GroupMixtureLaw:
+def fixed_lot_pair(leaf: events.WithoutReplacementGroupGaussian, *, added: bool) -> GroupMixtureLaw:
     """Return the law of one pair of data sets: all other records lie at -1, the user's at ±1."""
     return GroupMixtureLaw(
         noise_multiplier=leaf.noise_multiplier / 2,
@@ -298,7 +294,7 @@ def fixed_lot_pair(leaf: WithoutReplacementGroupGaussian, *, added: bool) -> Gro
     )
 
 
-def fixed_lot_law(leaf: WithoutReplacementGroupGaussian) -> LossLaw:
+def fixed_lot_law(leaf: events.WithoutReplacementGroupGaussian) -> LossLaw:
     """Return a law that dominates one release of a lot of fixed size."""
     return displacement_law(hypergeometric_weights(leaf), leaf.noise_multiplier)
 

@@ -32,13 +32,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     Cells,
     LossLaw,
 )
-from affidavit.plan import (
-    Gaussian,
-    Leaf,
-    PoissonSubsampledGaussian,
-    RepeatAndSelect,
-    SubsampledPair,
-)
+from affidavit.plan import events
 
 MAX_KINDS, MAX_KINDS_INVERTED = 250, 2000
 """Kinds of release that are accounted one by one, with a lattice and without one."""
@@ -123,7 +117,7 @@ BracketedRelease = tuple[LossLaw, LossLaw, int]
 """A law that dominates a release, one that a pair of data sets attains, and their count."""
 
 
-Releases = Sequence[tuple[Leaf | RepeatAndSelect, int]]
+Releases = Sequence[tuple[events.Leaf | events.RepeatAndSelect, int]]
 
 
 def merge_kinds(parts: Releases) -> Releases:
@@ -141,21 +135,21 @@ def group_kinds(
     """
     if len(parts) <= max_kinds:
         return parts, []
-    rest: list[tuple[Leaf | RepeatAndSelect, int]] = []
+    rest: list[tuple[events.Leaf | events.RepeatAndSelect, int]] = []
     precisions: list[float] = []
-    pairs: dict[SubsampledPair, list[tuple[float, float, int]]] = {}
+    pairs: dict[events.SubsampledPair, list[tuple[float, float, int]]] = {}
     for leaf, count in parts:
         match leaf:
-            case Gaussian(noise_multiplier=sigma):
+            case events.Gaussian(noise_multiplier=sigma):
                 precisions.append(count / sigma**2)
-            case PoissonSubsampledGaussian(noise_multiplier=sigma, sampling_probability=q):
+            case events.PoissonSubsampledGaussian(noise_multiplier=sigma, sampling_probability=q):
                 pairs.setdefault(leaf.pair, []).append((sigma, q, count))
             case _:
                 rest.append((leaf, count))
     if precisions:
         # Gaussian releases compose to one, whose μ² is the sum of theirs.
         total = math.fsum(precisions) * (1 + 1e-14)
-        rest.append((Gaussian(noise_multiplier=1 / math.sqrt(total)), 1))
+        rest.append((events.Gaussian(noise_multiplier=1 / math.sqrt(total)), 1))
     return rest, _cells(pairs, max_cells)
 
 
@@ -163,7 +157,7 @@ def group_kinds(
 class Cell:
     """Subsampled releases of one ``pair``; the arrays have shape (n,)."""
 
-    pair: SubsampledPair
+    pair: events.SubsampledPair
     sigmas: Array
     rates: Array
     counts: Array
@@ -205,9 +199,9 @@ class Cell:
         for part in (low, ~low):
             yield Cell(self.pair, self.sigmas[part], self.rates[part], self.counts[part])
 
-    def worst(self) -> tuple[Leaf, int]:
+    def worst(self) -> tuple[events.Leaf, int]:
         """Return the least noise at the highest rate, with the count of all releases."""
-        leaf = PoissonSubsampledGaussian(
+        leaf = events.PoissonSubsampledGaussian(
             sampling_probability=float(self.rates.max()),
             noise_multiplier=float(self.sigmas.min()),
             pair=self.pair,
@@ -266,7 +260,7 @@ class Cell:
 
 
 def _cells(
-    pairs: dict[SubsampledPair, list[tuple[float, float, int]]], max_cells: int
+    pairs: dict[events.SubsampledPair, list[tuple[float, float, int]]], max_cells: int
 ) -> list[Cell]:
     heap: list[tuple[float, int, Cell]] = []
     for pair, releases in pairs.items():

@@ -32,12 +32,7 @@ from affidavit.accountants.fourier.group_sampling import (
 from affidavit.accountants.fourier.loss_laws import RevealedMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import Array, LossLaw
 from affidavit.accountants.fourier.truncated_poisson import BINOMIAL_ERROR, binomial
-from affidavit.plan import (
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    SubsampledPair,
-    TruncatedPoissonGroupGaussian,
-)
+from affidavit.plan import events
 
 MIN_DISPLACEMENT_NOISE = 0.4
 """Noise multiplier per record of the user, below which a lot that may be cut is conceded if records
@@ -51,7 +46,7 @@ _RATE_MARGIN = 1e-9
 
 
 def truncated_group_law(
-    leaf: TruncatedPoissonGroupGaussian, *, added: bool, displaced: bool
+    leaf: events.TruncatedPoissonGroupGaussian, *, added: bool, displaced: bool
 ) -> tuple[LossLaw, float]:
     """Return a law that dominates one release except with a probability, and that probability.
 
@@ -79,7 +74,7 @@ def truncated_group_law(
 
 
 def _law(
-    leaf: TruncatedPoissonGroupGaussian,
+    leaf: events.TruncatedPoissonGroupGaussian,
     weights: tuple[float, ...],
     noise_multiplier: float,
     *,
@@ -90,7 +85,7 @@ def _law(
     return GroupMixtureLaw(noise_multiplier=noise_multiplier, weights=weights, added=added)
 
 
-def crowd_probability(leaf: TruncatedPoissonGroupGaussian) -> float:
+def crowd_probability(leaf: events.TruncatedPoissonGroupGaussian) -> float:
     """Return P(M > L - m) in the largest data set, rounded up."""
     others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else leaf.records)
     room = leaf.max_lot_size - leaf.records
@@ -100,8 +95,8 @@ def crowd_probability(leaf: TruncatedPoissonGroupGaussian) -> float:
 
 @lru_cache(maxsize=64)
 def attained_sample(
-    leaf: TruncatedPoissonGroupGaussian,
-) -> PoissonSampledGroupGaussian | PoissonSubsampledGaussian:
+    leaf: events.TruncatedPoissonGroupGaussian,
+) -> events.PoissonSampledGroupGaussian | events.PoissonSubsampledGaussian:
     """Return a Poisson sample of at most as many records as are left in a lot, in a full data set.
 
     It samples the number of the user's records that maximises the mean; the others contribute zero.
@@ -113,12 +108,14 @@ def attained_sample(
             best = records, rate
         records //= 2
     records, rate = best
-    pair: SubsampledPair = "replace_one" if leaf.neighbours == "replace_one" else "add_remove"
+    pair: events.SubsampledPair = (
+        "replace_one" if leaf.neighbours == "replace_one" else "add_remove"
+    )
     if records == 1:
-        return PoissonSubsampledGaussian(
+        return events.PoissonSubsampledGaussian(
             sampling_probability=rate, noise_multiplier=leaf.noise_multiplier, pair=pair
         )
-    return PoissonSampledGroupGaussian(
+    return events.PoissonSampledGroupGaussian(
         records=records,
         sampling_probability=rate,
         noise_multiplier=leaf.noise_multiplier,
@@ -126,14 +123,14 @@ def attained_sample(
     )
 
 
-def _max_rate(leaf: TruncatedPoissonGroupGaussian, records: int) -> float:
+def _max_rate(leaf: events.TruncatedPoissonGroupGaussian, records: int) -> float:
     """Return about the largest rate at which draws of ``records`` are at most J."""
     number = np.arange(1, records + 1)
     rates = betaincinv(number, records - number + 1, _min_tail_left(leaf, records))
     return float(rates.min()) * (1 - _RATE_MARGIN)
 
 
-def _min_tail_left(leaf: TruncatedPoissonGroupGaussian, records: int) -> Array:
+def _min_tail_left(leaf: events.TruncatedPoissonGroupGaussian, records: int) -> Array:
     """Return lower bounds of P(J >= k) for k = 1..``records``, of shape (records,).
 
     Given that K of the records are drawn with M others, J is K, or hypergeometric if M + K > L, and

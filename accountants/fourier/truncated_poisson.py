@@ -46,7 +46,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     NormalPair,
     normal_masses,
 )
-from affidavit.plan import TruncatedPoissonGaussian
+from affidavit.plan import events
 
 BINOMIAL_ERROR = 1e-10
 """Relative error allowed for scipy's binomial probabilities."""
@@ -196,7 +196,7 @@ class DisplacementLaw(NormalPair):
         return min(share(self.present), share(self.absent))
 
 
-def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
+def truncated_law(leaf: events.TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     """Return a law that dominates one release of ``leaf`` in the direction ``side``."""
     first, lots = poisson_law(leaf, leaf.sampling_probability, side), _LotProbabilities.of(leaf)
     if lots.cut == 0:
@@ -204,7 +204,7 @@ def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     return _revealed_mixture(first, _full_lot_law(leaf, lots, side), _lot_masses(leaf, lots)[0])
 
 
-def hidden_law(leaf: TruncatedPoissonGaussian, side: Kind) -> tuple[LossLaw, float]:
+def hidden_law(leaf: events.TruncatedPoissonGaussian, side: Kind) -> tuple[LossLaw, float]:
     """Return a law that dominates one release except with a probability, and that probability.
 
     The release does not show whether a lot was cut: lots of one other less and of one more hide a
@@ -251,7 +251,7 @@ class _LotProbabilities:
     cut: float
 
     @classmethod
-    def of(cls, leaf: TruncatedPoissonGaussian) -> _LotProbabilities:
+    def of(cls, leaf: events.TruncatedPoissonGaussian) -> _LotProbabilities:
         """Return those of the largest data set."""
         q = leaf.sampling_probability
         almost = _draw_probability(leaf, leaf.max_lot_size - 1)
@@ -264,7 +264,9 @@ class _LotProbabilities:
         return cls(record=almost * q + displaced, others=almost * (1 - q), cut=cut - displaced)
 
 
-def _lot_masses(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities) -> tuple[float, float]:
+def _lot_masses(
+    leaf: events.TruncatedPoissonGaussian, lots: _LotProbabilities
+) -> tuple[float, float]:
     """Return the probabilities of ``lots`` with the record in the data set and without it."""
     without = lots.others + lots.cut
     if leaf.neighbours == "add_remove":
@@ -296,7 +298,7 @@ class Cover:
 
     @classmethod
     @lru_cache(maxsize=64)
-    def of(cls, leaf: TruncatedPoissonGaussian) -> Cover | None:
+    def of(cls, leaf: events.TruncatedPoissonGaussian) -> Cover | None:
         """Return a good cover for ``leaf``, or None if there is none; any choice is sound."""
         lots = _LotProbabilities.of(leaf)
         sigma, q = leaf.noise_multiplier, leaf.sampling_probability
@@ -357,7 +359,9 @@ class Cover:
         )
 
 
-def _full_lot_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind) -> LossLaw:
+def _full_lot_law(
+    leaf: events.TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind
+) -> LossLaw:
     """Return the pair of L - 1 or more others, or of fewer if no lot is cut."""
     if leaf.neighbours == "add_remove":
         return _removal_law(leaf, lots, side)
@@ -368,7 +372,9 @@ def _full_lot_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side:
     return _exchange_law(leaf, lots, side)
 
 
-def _removal_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind) -> LossLaw:
+def _removal_law(
+    leaf: events.TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind
+) -> LossLaw:
     """Return the pair in which the record is present or absent."""
     q = leaf.sampling_probability
     total = _lot_masses(leaf, lots)[0 if side == "remove" else 1]
@@ -382,7 +388,9 @@ def _removal_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: 
     return law if side == "remove" else law.reverse
 
 
-def _exchange_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind) -> LossLaw:
+def _exchange_law(
+    leaf: events.TruncatedPoissonGaussian, lots: _LotProbabilities, side: Kind
+) -> LossLaw:
     """Return the pair in which the record has one value or another.
 
     For positive losses the worst displaced record is opposite to the record, for negative ones it
@@ -409,12 +417,12 @@ def _exchange_law(leaf: TruncatedPoissonGaussian, lots: _LotProbabilities, side:
     return WorseOfBothLaw(remove=law(True), add=law(False), atom=atom)
 
 
-def attained_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
+def attained_law(leaf: events.TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     """Return the law of a data set whose other records contribute zero."""
     return poisson_law(leaf, attained_rate(leaf), side)
 
 
-def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
+def attained_rate(leaf: events.TruncatedPoissonGaussian) -> float:
     """Return the probability that a record is in the used lot, rounded down."""
     others = leaf.dataset_size - 1
     uncut = leaf.sampling_probability * float(
@@ -424,7 +432,7 @@ def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
     return min(leaf.sampling_probability, uncut + cut) * (1 - 2 * BINOMIAL_ERROR)
 
 
-def cut_probability_with_record(leaf: TruncatedPoissonGaussian) -> float:
+def cut_probability_with_record(leaf: events.TruncatedPoissonGaussian) -> float:
     """Return w·p, that a lot is cut with the record in it; rounded up, for every allowed size."""
     if leaf.neighbours == "add_remove":
         chance = leaf.sampling_probability * cut_probability(leaf, leaf.dataset_size)
@@ -435,7 +443,7 @@ def cut_probability_with_record(leaf: TruncatedPoissonGaussian) -> float:
     return chance * (1 + 2 * BINOMIAL_ERROR)
 
 
-def poisson_law(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> NormalMixtureLaw:
+def poisson_law(leaf: events.TruncatedPoissonGaussian, rate: float, side: Kind) -> NormalMixtureLaw:
     """Return the law of ``leaf`` with lots that are never cut, sampled at ``rate``."""
     kind: Kind = "replace" if leaf.neighbours == "replace_one" else side
     return NormalMixtureLaw(
@@ -443,23 +451,23 @@ def poisson_law(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> Norm
     )
 
 
-def cut_probability(leaf: TruncatedPoissonGaussian, others: int) -> float:
+def cut_probability(leaf: events.TruncatedPoissonGaussian, others: int) -> float:
     """Return w, the probability that the others alone fill the lot."""
     return float(binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
 
 
-def _draw_probability(leaf: TruncatedPoissonGaussian, number: int) -> float:
+def _draw_probability(leaf: events.TruncatedPoissonGaussian, number: int) -> float:
     """Return the probability that ``number`` of the others are drawn, rounded down."""
     chance = binomial().pmf(number, _max_others(leaf), leaf.sampling_probability)
     return float(chance) * (1 - BINOMIAL_ERROR)
 
 
-def _max_others(leaf: TruncatedPoissonGaussian) -> int:
+def _max_others(leaf: events.TruncatedPoissonGaussian) -> int:
     """Return the number of others in the largest data set."""
     return leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else 1)
 
 
-def _overfull_probability(leaf: TruncatedPoissonGaussian, size: int) -> float:
+def _overfull_probability(leaf: events.TruncatedPoissonGaussian, size: int) -> float:
     """Return the probability that a sample from ``size`` records exceeds the largest lot."""
     return float(binomial().sf(leaf.max_lot_size, size, leaf.sampling_probability))
 
@@ -471,7 +479,7 @@ def binomial() -> Any:
     return binom
 
 
-def visible_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
+def visible_law(leaf: events.TruncatedPoissonGaussian, side: Kind) -> LossLaw:
     """Return the law of a data set whose other records all contribute the same, or zero."""
     (_, rest), *shelves = _visible_shelves(leaf)
     law: LossLaw = poisson_law(leaf, rest, side)
@@ -485,7 +493,7 @@ def visible_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
 
 
 @lru_cache(maxsize=64)
-def _visible_shelves(leaf: TruncatedPoissonGaussian) -> Shelves:
+def _visible_shelves(leaf: events.TruncatedPoissonGaussian) -> Shelves:
     rate = attained_rate(leaf)
     alone = ((1.0, rate),)
     # Under add_remove others would also show that one of them is missing.
@@ -506,7 +514,7 @@ def _visible_shelves(leaf: TruncatedPoissonGaussian) -> Shelves:
     return ((1.0, (rate - seen_rate) / (1 - sum(chance for chance, _ in result))), *result)
 
 
-def _visible_probabilities(leaf: TruncatedPoissonGaussian) -> tuple[Array, Array]:
+def _visible_probabilities(leaf: events.TruncatedPoissonGaussian) -> tuple[Array, Array]:
     """Return the probabilities of places near a full lot along h, with the record and without.
 
     Both have shape (n,).

@@ -59,7 +59,7 @@ from affidavit.accountants.monte_carlo.pilot import (
 )
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
-from affidavit.plan import Event
+from affidavit.plan import events
 
 FAILURE_PROBABILITY = 1e-9
 MAX_BRACKETS = 64
@@ -92,14 +92,14 @@ class MonteCarloAccountant:
                 f"failure_probability must lie between 0 and 1, got {self.failure_probability}"
             )
 
-    def curve(self, event: Event) -> MonteCarloCurve | GaussianCurve:
+    def curve(self, event: events.Event) -> MonteCarloCurve | GaussianCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if not parts:
             return EMPTY_CURVE
         return MonteCarloCurve(pair=build_pair(parts), failure_probability=self.failure_probability)
 
-    def approximate_epsilon(self, event: Event, delta: float) -> float:
+    def approximate_epsilon(self, event: events.Event, delta: float) -> float:
         """Return about the upper bound of ``epsilon(delta)``, from pilot draws; **not a bound**."""
         curve = self.curve(event)
         return curve.predicted_epsilon(delta) if isinstance(curve, MonteCarloCurve) else 0.0

@@ -26,7 +26,7 @@ from scipy.linalg import LinAlgError, cholesky
 
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
-from affidavit.plan import BallsInBinsGaussian, Gaussian, Leaf
+from affidavit.plan import events
 
 MAX_PRODUCT = 1e4
 """Largest ‖m_i‖² in units of the noise; beyond μ = 100 no bound is useful."""
@@ -108,18 +108,18 @@ class Pair:
         return math.fsum(item.loss_error(shift) * item.copies for item in self.bins)
 
 
-def build_pair(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
+def build_pair(parts: tuple[tuple[events.Leaf, int], ...]) -> Pair:
     """Return the pair of a composition, with Gaussian releases added to the first run with bins.
 
     Raises ``Unsupported`` for other kinds of release, and ``OutOfReach``.
     """
     precisions: list[float] = []
-    binned: list[tuple[BallsInBinsGaussian, int]] = []
+    binned: list[tuple[events.BallsInBinsGaussian, int]] = []
     for leaf, count in parts:
         match leaf:
-            case Gaussian(noise_multiplier=sigma):
+            case events.Gaussian(noise_multiplier=sigma):
                 precisions.append(count / sigma / sigma * (1 + 8 * UNIT_ROUNDOFF))
-            case BallsInBinsGaussian():
+            case events.BallsInBinsGaussian():
                 binned.append((leaf, count))
             case _:
                 raise Unsupported(
@@ -155,7 +155,7 @@ def build_pair(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
     return pair
 
 
-def _seed(binned: list[tuple[BallsInBinsGaussian, int]]) -> str:
+def _seed(binned: list[tuple[events.BallsInBinsGaussian, int]]) -> str:
     """Return the seed, which the strategies and a published word determine, but not the noise.
 
     Nobody chooses the seed and everybody can reproduce it. Since all noise multipliers share their
@@ -166,7 +166,7 @@ def _seed(binned: list[tuple[BallsInBinsGaussian, int]]) -> str:
     return hashlib.sha256(stated.encode()).hexdigest()[:32]
 
 
-def _bins(leaf: BallsInBinsGaussian, copies: int, mu_squared: float) -> Bins:
+def _bins(leaf: events.BallsInBinsGaussian, copies: int, mu_squared: float) -> Bins:
     gram = np.array(leaf.gram.rows, dtype=np.float64)
     requested = gram / leaf.noise_multiplier**2 * (1 + 8 * UNIT_ROUNDOFF) + mu_squared
     factor, products, slack = _dominating_factor(requested)

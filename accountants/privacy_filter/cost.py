@@ -25,17 +25,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Self
 
 from affidavit.accountants.composition import parts
-from affidavit.plan import (
-    Event,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-    event_document,
-    parse_event,
-)
+from affidavit.plan import events
 
 UNIT = Decimal("1e-12")
 """The last decimal of divergences, ε (nats) and μ². That of δ is ``DELTA_UNIT``."""
@@ -102,12 +92,12 @@ class Coordinate:
 
 
 Step = (
-    PoissonSubsampledGaussian
-    | PoissonSampledGroupGaussian
-    | WithoutReplacementGaussian
-    | WithoutReplacementGroupGaussian
-    | TruncatedPoissonGaussian
-    | TruncatedPoissonGroupGaussian
+    events.PoissonSubsampledGaussian
+    | events.PoissonSampledGroupGaussian
+    | events.WithoutReplacementGaussian
+    | events.WithoutReplacementGroupGaussian
+    | events.TruncatedPoissonGaussian
+    | events.TruncatedPoissonGroupGaussian
 )
 """A step on a fresh lot with its own noise."""
 
@@ -123,7 +113,7 @@ class Steps:
     others: int = 0
 
     @classmethod
-    def of(cls, event: Event) -> Self:
+    def of(cls, event: events.Event) -> Self:
         """Return the releases of ``event``."""
         releases = parts(event)
         counts = {part: n for part, n in releases if isinstance(part, Step)}
@@ -154,7 +144,7 @@ class Steps:
             return None
         kinds = [kind for kind, _ in self.kinds]
         base = replace(kinds[0], noise_multiplier=min(kind.noise_multiplier for kind in kinds))
-        if isinstance(base, PoissonSubsampledGaussian):
+        if isinstance(base, events.PoissonSubsampledGaussian):
             rates = [kind.sampling_probability for kind in kinds if isinstance(kind, type(base))]
             base = replace(base, sampling_probability=max(rates))
         return base if self.dominated_by(base) is not None else None
@@ -167,13 +157,17 @@ class Steps:
 
     def as_document(self) -> dict[str, Any]:
         """Return JSON data that ``read`` parses exactly."""
-        kinds = [{"event": event_document(kind), "count": count} for kind, count in self.kinds]
+        kinds = [
+            {"event": events.event_document(kind), "count": count} for kind, count in self.kinds
+        ]
         return {"kinds": kinds, "others": self.others}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
         """Parse the data of ``as_document``; raises ``ValueError`` or ``KeyError``."""
-        kinds = [(parse_event(item["event"]), int(item["count"])) for item in document["kinds"]]
+        kinds = [
+            (events.parse_event(item["event"]), int(item["count"])) for item in document["kinds"]
+        ]
         result = [(kind, n) for kind, n in kinds if isinstance(kind, Step)]
         if len(result) < len(kinds):
             raise ValueError("a kind of step must be a Gaussian release on a fresh lot")
@@ -283,7 +277,7 @@ def _dominates(base: Step, kind: Step) -> bool:
     if type(kind) is not type(base) or kind.noise_multiplier < base.noise_multiplier:
         return False
     kind = replace(kind, noise_multiplier=base.noise_multiplier)
-    if isinstance(kind, PoissonSubsampledGaussian) and isinstance(base, type(kind)):
+    if isinstance(kind, events.PoissonSubsampledGaussian) and isinstance(base, type(kind)):
         rate = max(kind.sampling_probability, base.sampling_probability)
         kind = replace(kind, sampling_probability=rate)
     return kind == base

@@ -51,7 +51,7 @@ from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
 from affidavit.accountants.protocol import AccountantError
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.rounding import Array
-from affidavit.plan import Repeated
+from affidavit.plan import events
 
 GAUSSIAN_SHARE = 0.5
 """The share of δ of the exact filter, of Gaussians or of steps of one kind."""
@@ -210,7 +210,7 @@ def _epsilon_of_base(base: Step, count: int, delta: float) -> float:
     if count == 0:
         return 0.0
     try:
-        curve = accountant("fourier").curve(Repeated(event=base, count=count))
+        curve = accountant("fourier").curve(events.Repeated(event=base, count=count))
         return curve.epsilon(delta).upper
     except AccountantError:
         return math.inf

@@ -66,23 +66,7 @@ from affidavit.accountants.participations import distance_if_drawn
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation.renyi import ORDERS as WHOLE_ORDERS
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    Leaf,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    ReplacedAllocationGaussian,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
 _MIN_Z, _MAX_Z = -12.5, 37.0
 """Range of z; the mass below has a probability of less than 1e-35."""
@@ -218,7 +202,7 @@ ROUNDING = 1e-12
 _ALPHA = np.array(ORDERS)
 
 
-def divergences(event: Event) -> tuple[float, ...]:
+def divergences(event: events.Event) -> tuple[float, ...]:
     """Return upper bounds of the Rényi divergence (nats) at each of ``ORDERS``, maybe infinite.
 
     The empty event has 0 everywhere. Raises ``OutOfReach`` or ``Unsupported`` for an event out of
@@ -233,9 +217,9 @@ def divergences(event: Event) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=256)
-def _divergences(part: Leaf | RepeatAndSelect) -> Array:
+def _divergences(part: events.Leaf | events.RepeatAndSelect) -> Array:
     match part:
-        case RepeatAndSelect(event=run, mean=mean, shape=shape):
+        case events.RepeatAndSelect(event=run, mean=mean, shape=shape):
             # Imported here because only selections need the library, which takes a second to load.
             from dp_accounting.rdp import rdp_privacy_accountant as library
 
@@ -245,17 +229,17 @@ def _divergences(part: Leaf | RepeatAndSelect) -> Array:
             with quiet():
                 result = library._compute_rdp_repeat_and_select(_ALPHA, inner, mean, shape)
             return np.asarray(result, dtype=np.float64) * (1 + 1e-9)
-        case Laplace(noise_multiplier=scale):
+        case events.Laplace(noise_multiplier=scale):
             return _laplace(scale)
-        case GaussianMixture():
+        case events.GaussianMixture():
             return _by_laws(part)
     always_drawn = _gaussian(part.noise_multiplier / distance_if_drawn(part))
     match part:
-        case Gaussian() | ReplacedAllocationGaussian() | BallsInBinsGaussian():
+        case events.Gaussian() | events.ReplacedAllocationGaussian() | events.BallsInBinsGaussian():
             return always_drawn
-        case RandomAllocationGaussian():
+        case events.RandomAllocationGaussian():
             return _least(always_drawn, _allocation(part))
-        case PoissonSubsampledGaussian(pair="add_remove"):
+        case events.PoissonSubsampledGaussian(pair="add_remove"):
             return _least(always_drawn, _by_laws(part), _binomial(part))
         case _:
             return _least(always_drawn, _by_laws(part))
@@ -276,13 +260,13 @@ def _laplace(scale: float) -> Array:
 
 
 def _by_laws(
-    leaf: PoissonSubsampledGaussian
-    | PoissonSampledGroupGaussian
-    | GaussianMixture
-    | WithoutReplacementGaussian
-    | WithoutReplacementGroupGaussian
-    | TruncatedPoissonGaussian
-    | TruncatedPoissonGroupGaussian,
+    leaf: events.PoissonSubsampledGaussian
+    | events.PoissonSampledGroupGaussian
+    | events.GaussianMixture
+    | events.WithoutReplacementGaussian
+    | events.WithoutReplacementGroupGaussian
+    | events.TruncatedPoissonGaussian
+    | events.TruncatedPoissonGroupGaussian,
 ) -> Array:
     """Return the larger of both directions, by the moments of their dominating laws."""
     try:
@@ -296,7 +280,7 @@ def _by_laws(
     return np.asarray(np.maximum(np.max(result, axis=0), 0.0) / (_ALPHA - 1))
 
 
-def _binomial(leaf: PoissonSubsampledGaussian) -> Array:
+def _binomial(leaf: events.PoissonSubsampledGaussian) -> Array:
     """Return bounds from log E_Q[(1 - q + q X)^α] at whole α, and chords between them."""
     q, rate = leaf.sampling_probability, 1 / leaf.noise_multiplier
     whole = [int(order) for order in ORDERS if order >= 2 and order.is_integer()]
@@ -312,7 +296,7 @@ def _binomial(leaf: PoissonSubsampledGaussian) -> Array:
     return _chords(np.array(whole, dtype=np.float64), np.array(result))
 
 
-def _allocation(leaf: RandomAllocationGaussian) -> Array:
+def _allocation(leaf: events.RandomAllocationGaussian) -> Array:
     try:
         sides = RenyiAllocationAccountant().curve(leaf).divergences
     except OutOfReach:

@@ -72,15 +72,9 @@ from affidavit.accountants.random_allocation.renyi import (
 )
 from affidavit.accountants.random_allocation.replaced import ReplacedCurve, replaced_orders
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
-from affidavit.plan import (
-    Composed,
-    Event,
-    RandomAllocationGaussian,
-    Repeated,
-    ReplacedAllocationGaussian,
-)
+from affidavit.plan import events
 
-Allocation = RandomAllocationGaussian | ReplacedAllocationGaussian
+Allocation = events.RandomAllocationGaussian | events.ReplacedAllocationGaussian
 MIN_WIDTH = 1e-6
 """Width (nats) below which a bracket of ε is not narrowed."""
 MIN_DELTA, MAX_DELTA = 1e-15, 0.5
@@ -186,10 +180,10 @@ class AllocationAccountant:
     name: str = "allocation"
     version: str = AFFIDAVIT_VERSION
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         match leaves(event):
-            case ((ReplacedAllocationGaussian() as leaf, 1),):
+            case ((events.ReplacedAllocationGaussian() as leaf, 1),):
                 return ReplacedCurve(tuple(dict.fromkeys(replaced_orders(leaf))))
         above, below = self._curves(event)
         least = above
@@ -200,7 +194,7 @@ class AllocationAccountant:
             return least
         return BracketingCurve(above=least, below=() if below is None else (below,))
 
-    def attained(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
+    def attained(self, event: events.Event) -> tuple[PrivacyCurve, PrivacyCurve]:
         """Return the curves of one pair of data sets, one for each order.
 
         Raises ``Unsupported`` or ``OutOfReach``.
@@ -210,7 +204,7 @@ class AllocationAccountant:
             raise Unsupported("no attaining pair is known.", "Use another accountant.")
         return orders_of(below)
 
-    def lower_ends(self, event: Event) -> PrivacyCurve | None:
+    def lower_ends(self, event: events.Event) -> PrivacyCurve | None:
         """Return the curve that ``event`` attains, capped if possible, or None if none is known."""
         try:
             _, below = self._curves(event)
@@ -224,7 +218,7 @@ class AllocationAccountant:
             return below
         return CappedCurve(curve=below, cap=cap)
 
-    def _curves(self, event: Event) -> tuple[PrivacyCurve, PrivacyCurve | None]:
+    def _curves(self, event: events.Event) -> tuple[PrivacyCurve, PrivacyCurve | None]:
         """Return the curve that dominates ``event`` and the one that it attains, if known.
 
         Raises ``Unsupported`` or ``OutOfReach``.
@@ -238,7 +232,7 @@ class AllocationAccountant:
                 "this run does not use random allocation.", "Use the fourier or rdp accountant."
             )
         for leaf, _ in allocations:
-            if isinstance(leaf, RandomAllocationGaussian):
+            if isinstance(leaf, events.RandomAllocationGaussian):
                 check_range(leaf)
         runs = [(_orders(leaf), count) for leaf, count in allocations]
         attained = [run for leaf, count in allocations for run in _attained(leaf, count)]
@@ -247,11 +241,11 @@ class AllocationAccountant:
             build = self._one_curve
         else:
             beside = tuple(
-                Repeated(event=leaf, count=count)
+                events.Repeated(event=leaf, count=count)
                 for leaf, count in parts
                 if not isinstance(leaf, Allocation)
             )
-            others = directions(Composed(events=beside))
+            others = directions(events.Composed(events=beside))
             build = partial(_composed_curve, others)
         above = build(runs)
         if attained == runs:
@@ -265,7 +259,7 @@ class AllocationAccountant:
 
 def _orders(leaf: Allocation) -> Orders:
     """Return both orders of the pair that dominates ``leaf``."""
-    if isinstance(leaf, ReplacedAllocationGaussian):
+    if isinstance(leaf, events.ReplacedAllocationGaussian):
         return replaced_orders(leaf)
     if leaf.released is None:
         return _full_pass(leaf.bins, leaf.noise_multiplier)
@@ -283,7 +277,7 @@ def _full_pass(bins: int, noise_multiplier: float) -> tuple[Direction, Direction
 
 def _attained(leaf: Allocation, count: int) -> list[tuple[Orders, int]]:
     """Return the pairs that ``count`` of ``leaf`` attain, or none if none is known."""
-    if isinstance(leaf, ReplacedAllocationGaussian):
+    if isinstance(leaf, events.ReplacedAllocationGaussian):
         return []
     if leaf.attained_at is None or leaf.released is not None:
         return [(_orders(leaf), count)]

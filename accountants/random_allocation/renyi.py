@@ -37,20 +37,14 @@ from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delt
 from affidavit.accountants.random_allocation.tail_truncation import log_laplace
 from affidavit.accountants.registry import AFFIDAVIT_VERSION
 from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
-from affidavit.plan import (
-    Event,
-    Gaussian,
-    Leaf,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-)
+from affidavit.plan import events
 
 MIN_NOISE, MAX_NOISE = 0.1, 1000.0
 """Range of σ over the root of the number of epochs with the same bins."""
 MAX_BINS = 1_000_000
 
 
-def check_range(leaf: RandomAllocationGaussian) -> None:
+def check_range(leaf: events.RandomAllocationGaussian) -> None:
     """Raise ``OutOfReach`` for parameters out of range."""
     if not MIN_NOISE <= leaf.noise_multiplier <= MAX_NOISE:
         raise OutOfReach(
@@ -116,12 +110,12 @@ class RenyiAllocationAccountant:
     name: str = "allocation_rdp"
     version: str = AFFIDAVIT_VERSION
 
-    def curve(self, event: Event) -> RenyiAllocationCurve:
+    def curve(self, event: events.Event) -> RenyiAllocationCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         if not parts:
             return RenyiAllocationCurve(divergences=())
-        if not any(isinstance(leaf, RandomAllocationGaussian) for leaf, _ in parts):
+        if not any(isinstance(leaf, events.RandomAllocationGaussian) for leaf, _ in parts):
             raise Unsupported(
                 "this run does not use random allocation.", "Use the fourier or rdp accountant."
             )
@@ -141,18 +135,18 @@ class RenyiAllocationAccountant:
         return RenyiAllocationCurve(divergences=tuple(divergences * (1 + 1e-13)))
 
 
-def _divergences(leaf: Leaf, stride: float) -> tuple[Array, Array]:
+def _divergences(leaf: events.Leaf, stride: float) -> tuple[Array, Array]:
     """Return the Rényi divergences of both directions at ``ORDERS``, rounded up."""
     match leaf:
-        case Gaussian(noise_multiplier=sigma):
+        case events.Gaussian(noise_multiplier=sigma):
             alone = ORDERS / (2 * sigma * sigma) * (1 + 1e-14)
             return alone, alone
-        case PoissonSubsampledGaussian(
+        case events.PoissonSubsampledGaussian(
             sampling_probability=q, noise_multiplier=sigma, pair="add_remove"
         ):
             sampled = _sampled(q, 1 / sigma)
             return sampled, sampled
-        case RandomAllocationGaussian(bins=bins, noise_multiplier=sigma):
+        case events.RandomAllocationGaussian(bins=bins, noise_multiplier=sigma):
             check_range(leaf)
             return _remove(bins, 1 / sigma), _add(bins, 1 / sigma, stride)
         case _:

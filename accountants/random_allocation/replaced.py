@@ -42,7 +42,7 @@ from affidavit.accountants.random_allocation.directions import Saddle as Lattice
 from affidavit.accountants.random_allocation.inverted_sums import Saddle, upper_excess
 from affidavit.accountants.random_allocation.lattice import Calls, ConvolutionPower, upper_masses
 from affidavit.accountants.rounding import UNIT_ROUNDOFF, Array
-from affidavit.plan import PoissonSubsampledGaussian, ReplacedAllocationGaussian
+from affidavit.plan import events
 
 Order = Literal["independent", "replaced", "zeroed", "restored"]
 """Who moves: two records with bins of their own; in the place of another, a record against its
@@ -442,7 +442,7 @@ def _by_lattice(
     return float(lattice.upper(np.array([threshold]))[0])
 
 
-def is_in_reach(leaf: ReplacedAllocationGaussian) -> bool:
+def is_in_reach(leaf: events.ReplacedAllocationGaussian) -> bool:
     """Return whether ``leaf`` is in the range of these bounds."""
     try:
         replaced_orders(leaf)
@@ -456,20 +456,20 @@ def orders_like(place: str) -> tuple[Order, Order]:
     return _ORDERS[place if place in _ORDERS else None]
 
 
-def sample_like(leaf: ReplacedAllocationGaussian) -> PoissonSubsampledGaussian:
+def sample_like(leaf: events.ReplacedAllocationGaussian) -> events.PoissonSubsampledGaussian:
     """Return a Poisson sample whose χ² is about that of one bin; no bound rests on it."""
     first = ReplacedDirection(
         bins=leaf.bins, rate=1 / leaf.noise_multiplier, order=_ORDERS[leaf.place][0]
     )
     square = Difference(rate=first.rate, ratio=1.0, order=first.order).whole_square()
-    return PoissonSubsampledGaussian(
+    return events.PoissonSubsampledGaussian(
         sampling_probability=leaf.drawn / leaf.bins,
         noise_multiplier=1 / math.sqrt(math.log1p(square)),
     )
 
 
 def replaced_orders(
-    leaf: ReplacedAllocationGaussian,
+    leaf: events.ReplacedAllocationGaussian,
 ) -> tuple[ReplacedDirection, ReplacedDirection]:
     """Return both orders of what dominates ``leaf``; raises ``OutOfReach``."""
     one, other = (

@@ -43,7 +43,7 @@ from affidavit.accountants.rounding import (
     transform_error,
     transform_rounding,
 )
-from affidavit.plan import AllocatedRecord
+from affidavit.plan import events
 
 SIDES: tuple[Side, ...] = ("remove", "add")
 ROUNDING = 1e-9
@@ -83,7 +83,7 @@ class ScoreTest:
 class ScoreAttack:
     """Lower bounds of ``times`` phases with one ``record`` each, by a sum of scores."""
 
-    record: AllocatedRecord
+    record: events.AllocatedRecord
     times: int
 
     def epsilon(self, delta: float) -> Bracket:
@@ -172,7 +172,7 @@ def _delta_at(epsilon: float) -> Callable[[Saddle], float]:
 class Pair:
     """Both hypotheses of a sum of scores log(1 + ``weight`` X), for one ``side``."""
 
-    record: AllocatedRecord
+    record: events.AllocatedRecord
     times: int
     side: Side
     weight: float

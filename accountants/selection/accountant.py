@@ -49,14 +49,7 @@ from affidavit.accountants.selection.attacks import (
 )
 from affidavit.accountants.selection.pair_bounds import MAX_LOSS, PairBounds
 from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
-from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    Event,
-    RepeatAndSelect,
-    Repeated,
-    alternatives,
-)
+from affidavit.plan import events
 
 _REFINEMENTS = 2
 _STEEP_LOG_DROP = 50.0
@@ -241,21 +234,21 @@ class SelectionAccountant:
     name: str = "selection"
     version: str = AFFIDAVIT_VERSION
 
-    def curve(self, event: Event) -> PrivacyCurve:
+    def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         own = self._curve(event)
-        for bound in alternatives(event):
-            if isinstance(bound, ChainOfNeighbours):
+        for bound in events.alternatives(event):
+            if isinstance(bound, events.ChainOfNeighbours):
                 link = self._curve(bound.event)
                 return ChainedCurve(above=(own,), below=(), neighbours=link, links=bound.links)
         return own
 
-    def _curve(self, event: Event) -> PrivacyCurve:
+    def _curve(self, event: events.Event) -> PrivacyCurve:
         event = with_bins_known(event)
         releases = parts(event)
         if not releases:
             return EMPTY_CURVE
-        selections = [(part, n) for part, n in releases if isinstance(part, RepeatAndSelect)]
+        selections = [(part, n) for part, n in releases if isinstance(part, events.RepeatAndSelect)]
         if len(selections) != 1 or selections[0][1] != 1:
             raise Unsupported(
                 "this accountant is for one selection among repeated runs.",
@@ -263,12 +256,12 @@ class SelectionAccountant:
             )
         ((selection, _),) = selections
         beside = [
-            Repeated(event=part, count=n)
+            events.Repeated(event=part, count=n)
             for part, n in releases
-            if not isinstance(part, RepeatAndSelect)
+            if not isinstance(part, events.RepeatAndSelect)
         ]
         run = _orders(selection.event)
-        whole = _orders(Composed(events=(selection.event, *beside))) if beside else run
+        whole = _orders(events.Composed(events=(selection.event, *beside))) if beside else run
         orders = max(len(run), len(whole))
         repetitions = Repetitions(mean=selection.mean, shape=selection.shape)
         is_steep = repetitions.log_density_drop > _STEEP_LOG_DROP
@@ -280,7 +273,7 @@ class SelectionAccountant:
         )
 
 
-def _orders(event: Event) -> tuple[Order, ...]:
+def _orders(event: events.Event) -> tuple[Order, ...]:
     """Return the curves of ``event`` in one order, or in both if they differ."""
     curve = first_engine_result(lambda engine: engine.curve(event))
     if isinstance(curve, BracketingCurve):

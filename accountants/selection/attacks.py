@@ -30,7 +30,7 @@ from affidavit.accountants.registry import accountant
 from affidavit.accountants.rounding import Array
 from affidavit.accountants.selection.pair_bounds import MAX_LOSS, Masses, PairBounds
 from affidavit.accountants.selection.repetitions import ROUNDING, Repetitions
-from affidavit.plan import Event, RepeatAndSelect
+from affidavit.plan import events
 
 _RUN_WIDTH, _ATTACK_WIDTH = 1e-2, 1e-3
 """Relative widths of a run's brackets of δ, and of the brackets that evaluate an attack."""
@@ -56,7 +56,7 @@ class SelectionAttacks:
     repetitions: Repetitions
 
     @classmethod
-    def of(cls, selection: RepeatAndSelect) -> SelectionAttacks:
+    def of(cls, selection: events.RepeatAndSelect) -> SelectionAttacks:
         """Return the attacks on ``selection``; raises ``Unsupported`` or ``OutOfReach``."""
         repetitions = Repetitions(mean=selection.mean, shape=selection.shape)
         first, second = first_engine_result(lambda engine: _attained(engine, selection.event))
@@ -106,7 +106,7 @@ def first_engine_result(answer: Callable[[Accountant], T]) -> T:
     raise next((one for one in failures if not isinstance(one, Unsupported)), failures[0])
 
 
-def _attained(engine: Accountant, event: Event) -> tuple[PrivacyCurve, PrivacyCurve]:
+def _attained(engine: Accountant, event: events.Event) -> tuple[PrivacyCurve, PrivacyCurve]:
     assert isinstance(engine, Attaining)
     return engine.attained(event)
 

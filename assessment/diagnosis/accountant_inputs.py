@@ -16,14 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 Blocks = Literal["joint", "independent", "alone"]
 """How the blocks of a step are counted: as one release, as K sampled ones, or only one of them."""
@@ -129,19 +122,23 @@ class Account:
         return tuple(counts.items())
 
 
-def event_of(parts: Parts) -> Event:
+def event_of(parts: Parts) -> events.Event:
     """Return the event of ``parts`` for Affidavit's own accountants."""
-    return Composed(events=tuple(Repeated(event=_leaf(part), count=times) for part, times in parts))
+    return events.Composed(
+        events=tuple(events.Repeated(event=_leaf(part), count=times) for part, times in parts)
+    )
 
 
-def _leaf(part: Part) -> Event:
+def _leaf(part: Part) -> events.Event:
     q, sigma = part.probability, part.noise_multiplier
     if q is None or q >= 1:
         distance = 1.0 if part.pair == "add_remove" else 2.0
-        return Gaussian(noise_multiplier=sigma / distance)
+        return events.Gaussian(noise_multiplier=sigma / distance)
     if part.pair == "without_replacement":
         share = Fraction(q).limit_denominator(10**9)
-        return WithoutReplacementGaussian(
+        return events.WithoutReplacementGaussian(
             dataset_size=share.denominator, sample_size=share.numerator, noise_multiplier=sigma
         )
-    return PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=part.pair)
+    return events.PoissonSubsampledGaussian(
+        sampling_probability=q, noise_multiplier=sigma, pair=part.pair
+    )

@@ -46,13 +46,11 @@ from affidavit.mechanisms.strategies import (
 from affidavit.mechanisms.strategies.participation import records_per_lot, sampler_participation
 from affidavit.plan import (
     FIXED_ORDER,
-    Composed,
-    Gaussian,
     Phase,
     Plan,
-    PoissonSubsampledGaussian,
     RefusedPlan,
     Release,
+    events,
     schedule,
 )
 
@@ -233,11 +231,11 @@ def metrics(extras: AdditionalEvents) -> Parts | None:
     """Return the metrics, each once, or None if one of them has Laplace noise."""
     result = []
     for event, times in leaves(
-        Composed(events=(*extras.released_per_repetition, *extras.released_once))
+        events.Composed(events=(*extras.released_per_repetition, *extras.released_once))
     ):
-        if isinstance(event, PoissonSubsampledGaussian):
+        if isinstance(event, events.PoissonSubsampledGaussian):
             q: float | None = event.sampling_probability
-        elif isinstance(event, Gaussian):
+        elif isinstance(event, events.Gaussian):
             q = None
         else:
             return None

@@ -35,7 +35,7 @@ from affidavit.mechanisms.strategies.numerics import (
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import COEFFICIENT_ERROR, Strategy, TooLarge
 from affidavit.mechanisms.strategies.tree import Tree
-from affidavit.plan import MAX_WEIGHTS
+from affidavit.plan import events
 
 MIN_NODES = 32
 """Distances of an upper bound below which places are not rounded up any further."""
@@ -173,7 +173,7 @@ def separated_mixture(
 def displaced_mixture(mixture: ParticipationMixture, by: float) -> ParticipationMixture | None:
     """Return ``mixture`` with all distances increased ``by`` clip norms; None for too many."""
     units = math.ceil(by / mixture.spacing * (1 + 4 * UNIT))
-    if units + len(mixture.weights) <= MAX_WEIGHTS:
+    if units + len(mixture.weights) <= events.MAX_WEIGHTS:
         return replace(mixture, weights=(1e-300,) * units + mixture.weights)
     coarser = _round_to_even(mixture)
     return None if coarser is None else displaced_mixture(coarser, by)

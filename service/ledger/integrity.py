@@ -28,7 +28,10 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection, Row, bindparam, func, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, Step, Steps, divergences
-from affidavit.plan import digest_of_bytes, parse_event
+from affidavit.plan import (
+    digest_of_bytes,
+    events,
+)
 from affidavit.service.core.errors import DomainError, LogDamaged
 from affidavit.service.core.teams import DEFAULT
 from affidavit.service.ledger.state import (
@@ -396,7 +399,7 @@ def _is_understated(event: str, cost: Cost, base: Step | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def _bounds_of_event(event: str) -> tuple[Steps, tuple[float, ...]]:
-    released = parse_event(json.loads(event))
+    released = events.parse_event(json.loads(event))
     return Steps.of(released), divergences(released)
 
 

@@ -29,12 +29,9 @@ from affidavit.assessment import (
 )
 from affidavit.client import Composition, Forecast, Ledger, LedgerSummary
 from affidavit.plan import (
-    Composed,
     Plan,
     RefusedPlan,
-    Repeated,
-    event_document,
-    parse_event,
+    events,
     plan_from,
 )
 from affidavit.service.certificates.store import CertificateStore, StoredCertificate
@@ -115,9 +112,11 @@ def compose_events(runs: list[tuple[dict[str, Any], int]], delta: float) -> dict
 
     Returns ``engine`` and ``epsilon`` with its two ends, or nulls if no engine supports the events.
     """
-    parts = tuple(Repeated(event=parse_event(event), count=count) for event, count in runs)
+    parts = tuple(
+        events.Repeated(event=events.parse_event(event), count=count) for event, count in runs
+    )
     try:
-        engine, epsilon = composed_epsilon([Composed(events=parts)], delta)
+        engine, epsilon = composed_epsilon([events.Composed(events=parts)], delta)
     except AccountantError:
         return {"engine": None, "epsilon": None}
     return {"engine": engine, "epsilon": interval(epsilon)}
@@ -132,7 +131,7 @@ def _costed(run: CertifiedRun, steps_run: int) -> RunCost | str:
         adjacency=plan.adjacency,
         steps=run.steps,
         cost=run.cost_of(steps_run),
-        event=event_document(run.event_of(steps_run)),
+        event=events.event_document(run.event_of(steps_run)),
         certain=run.certain,
     )
 

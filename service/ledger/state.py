@@ -54,7 +54,7 @@ from affidavit.accountants.privacy_filter import (
 )
 from affidavit.client import Budget as SetBudget
 from affidavit.client import Reading, Remaining, Reservation, RunCharge, Spent
-from affidavit.plan import event_document, parse_event
+from affidavit.plan import events
 from affidavit.service.core.teams import DEFAULT
 from affidavit.service.core.wire_models import Internal
 
@@ -178,7 +178,7 @@ class LedgerState:
 
     def to_text(self) -> str:
         """Return the state as the text of a row."""
-        base = {} if self.base is None else {"base": event_document(self.base)}
+        base = {} if self.base is None else {"base": events.event_document(self.base)}
         return json.dumps(
             base
             | {
@@ -208,7 +208,7 @@ class LedgerState:
         """Read the state of a row; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
         document: Mapping[str, Any] = json.loads(text)
         budget = document["budget"]
-        base = parse_event(document["base"]) if "base" in document else None
+        base = events.parse_event(document["base"]) if "base" in document else None
         if not isinstance(base, Step | None):
             raise ValueError("the base of a ledger is a step on a fresh lot")
         return cls(

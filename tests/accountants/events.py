@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from affidavit.plan import PoissonSubsampledGaussian, RandomAllocationGaussian, Repeated
-from affidavit.plan.events import SubsampledPair
+from affidavit.plan import events
 
 
 def poisson(
-    q: float, sigma: float, steps: int = 1, pair: SubsampledPair = "add_remove"
-) -> Repeated:
+    q: float, sigma: float, steps: int = 1, pair: events.SubsampledPair = "add_remove"
+) -> events.Repeated:
     """``steps`` Poisson-subsampled Gaussian releases."""
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair)
-    return Repeated(event=step, count=steps)
+    step = events.PoissonSubsampledGaussian(
+        sampling_probability=q, noise_multiplier=sigma, pair=pair
+    )
+    return events.Repeated(event=step, count=steps)
 
 
-def allocated(bins: int, sigma: float) -> RandomAllocationGaussian:
+def allocated(bins: int, sigma: float) -> events.RandomAllocationGaussian:
     """One random allocation."""
-    return RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
+    return events.RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)

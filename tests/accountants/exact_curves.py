@@ -16,17 +16,7 @@ from math import comb
 import mpmath
 from mpmath import mpf
 
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
-)
-from affidavit.plan.events import Neighbours
+from affidavit.plan import events
 
 DIGITS = 60
 Weights = dict[int, mpf]
@@ -37,7 +27,7 @@ Curve = Callable[[mpf], mpf]
 class ExactRun:
     """``event``, and δ(ε) of one direction: 0 a removal, 1 an addition where they differ."""
 
-    event: Event
+    event: events.Event
     direction: int
     delta: Curve
 
@@ -79,13 +69,15 @@ def gaussian_run(draw: random.Random) -> ExactRun:
     """Several Gaussian releases, which are one."""
     parts = [(draw.uniform(0.5, 9), draw.randrange(1, 5)) for _ in range(draw.randrange(1, 4))]
     mu = mpmath.sqrt(sum(count / mpf(sigma) ** 2 for sigma, count in parts))
-    members = (Repeated(event=Gaussian(noise_multiplier=s), count=n) for s, n in parts)
+    members = (
+        events.Repeated(event=events.Gaussian(noise_multiplier=s), count=n) for s, n in parts
+    )
 
     def delta(epsilon: mpf) -> mpf:
         low = mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
         return mpmath.ncdf(mu / 2 - epsilon / mu) - low
 
-    return ExactRun(Composed(events=tuple(members)), 0, delta)
+    return ExactRun(events.Composed(events=tuple(members)), 0, delta)
 
 
 def poisson_run(draw: random.Random) -> ExactRun:
@@ -93,7 +85,7 @@ def poisson_run(draw: random.Random) -> ExactRun:
     q = draw.choice((10 ** draw.uniform(-6, -0.01), draw.random(), 1 - 2.0**-53))
     sigma, removed = draw.uniform(0.4, 6), draw.random() < 0.5
     replaced = draw.random() < 0.4
-    event = PoissonSubsampledGaussian(
+    event = events.PoissonSubsampledGaussian(
         sampling_probability=q,
         noise_multiplier=sigma,
         pair="replace_one" if replaced else "add_remove",
@@ -108,7 +100,9 @@ def fixed_size_run(draw: random.Random) -> ExactRun:
     """One sample of a fixed size: the worse of both orders."""
     size, sigma = draw.randrange(2, 200), draw.uniform(0.8, 6)
     lot = draw.randrange(1, size)
-    event = WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=sigma)
+    event = events.WithoutReplacementGaussian(
+        dataset_size=size, sample_size=lot, noise_multiplier=sigma
+    )
     q = mpf(lot) / size
     orders = [
         of_pair({0: 1 - q, 2: q}, {0: mpf(1)}, sigma, removed=removed) for removed in (True, False)
@@ -120,9 +114,9 @@ def cut_run(draw: random.Random) -> ExactRun:
     """One Poisson sample that is cut, by the bound of docs/theorems/truncated-poisson.md."""
     size, q, sigma = draw.randrange(5, 60), draw.uniform(0.02, 0.7), draw.uniform(0.6, 5)
     lot = max(1, min(size, round(size * q + draw.uniform(-1, 3) * (size * q) ** 0.5)))
-    neighbours: Neighbours = draw.choice(("add_remove", "zero_out", "replace_one"))
+    neighbours: events.Neighbours = draw.choice(("add_remove", "zero_out", "replace_one"))
     removed = neighbours == "replace_one" or draw.random() < 0.5
-    event = TruncatedPoissonGaussian(
+    event = events.TruncatedPoissonGaussian(
         dataset_size=size,
         sampling_probability=q,
         max_lot_size=lot,
@@ -173,7 +167,7 @@ def lot_probabilities(others: int, q: mpf, lot: int) -> tuple[mpf, ...]:
 def stopped_pass_run(draw: random.Random) -> ExactRun:
     """A pass that ends after one of its bins is a Poisson sample of rate 1/b."""
     bins, sigma, removed = draw.randrange(2, 9), draw.uniform(0.8, 6), draw.random() < 0.5
-    event = RandomAllocationGaussian(bins=bins, noise_multiplier=sigma, released=1)
+    event = events.RandomAllocationGaussian(bins=bins, noise_multiplier=sigma, released=1)
     q = mpf(1) / bins
     curve = of_pair({0: 1 - q, 1: q}, {0: mpf(1)}, sigma, removed=removed)
     return ExactRun(event, 0 if removed else 1, curve)
@@ -201,7 +195,7 @@ def two_bins_run(draw: random.Random) -> ExactRun:
             mean = mpmath.quad(integrand, sorted([mpf(-15), mpf(-5), mpf(0), kink, mpf(16)])) / 2
         return mean if removed else mean / alpha
 
-    event = RandomAllocationGaussian(bins=2, noise_multiplier=sigma)
+    event = events.RandomAllocationGaussian(bins=2, noise_multiplier=sigma)
     return ExactRun(event, 0 if removed else 1, delta)
 
 
@@ -228,8 +222,8 @@ def two_steps_run(draw: random.Random) -> ExactRun:
                 integrand, sorted([mpf(-12), mpf(-3), mpf(0), mpf(3), kink, 12 + mu])
             )
 
-    event = PoissonSubsampledGaussian(sampling_probability=float(q), noise_multiplier=sigma)
-    return ExactRun(Repeated(event=event, count=2), 0, delta)
+    event = events.PoissonSubsampledGaussian(sampling_probability=float(q), noise_multiplier=sigma)
+    return ExactRun(events.Repeated(event=event, count=2), 0, delta)
 
 
 CLOSED = (gaussian_run, poisson_run, fixed_size_run, cut_run, stopped_pass_run)

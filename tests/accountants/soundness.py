@@ -22,31 +22,30 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.registry import accountant
-from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
-from affidavit.plan.events import SubsampledPair
+from affidavit.plan import events
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One leaf run ``steps`` times, and the δ asked for."""
 
-    leaf: PoissonSubsampledGaussian
+    leaf: events.PoissonSubsampledGaussian
     steps: int
     delta: float
 
     @property
-    def event(self) -> Event:
+    def event(self) -> events.Event:
         """The event that is accounted for."""
-        return Repeated(event=self.leaf, count=self.steps)
+        return events.Repeated(event=self.leaf, count=self.steps)
 
-    def with_(self, *, q: float = 1.0, sigma: float = 1.0, steps: int = 0) -> Event:
+    def with_(self, *, q: float = 1.0, sigma: float = 1.0, steps: int = 0) -> events.Event:
         """The event with the sampling rate and noise multiplied, and steps added."""
-        leaf = PoissonSubsampledGaussian(
+        leaf = events.PoissonSubsampledGaussian(
             sampling_probability=self.leaf.sampling_probability * q,
             noise_multiplier=self.leaf.noise_multiplier * sigma,
             pair=self.leaf.pair,
         )
-        return Repeated(event=leaf, count=self.steps + steps)
+        return events.Repeated(event=leaf, count=self.steps + steps)
 
 
 def draw(source: np.random.Generator) -> Case:
@@ -55,15 +54,15 @@ def draw(source: np.random.Generator) -> Case:
     def between(low: float, high: float) -> float:
         return math.exp(source.uniform(math.log(low), math.log(high)))
 
-    pair: SubsampledPair = "replace_one" if source.uniform() < 0.4 else "add_remove"
-    leaf = PoissonSubsampledGaussian(
+    pair: events.SubsampledPair = "replace_one" if source.uniform() < 0.4 else "add_remove"
+    leaf = events.PoissonSubsampledGaussian(
         sampling_probability=between(1e-6, 0.9), noise_multiplier=between(0.21, 950.0), pair=pair
     )
     steps = 1 if source.uniform() < 0.15 else round(between(1.0, 9e6))
     return Case(leaf=leaf, steps=steps, delta=between(1e-20, 0.1))
 
 
-def ours(event: Event, delta: float, width: float = 1e-4) -> Bracket | None:
+def ours(event: events.Event, delta: float, width: float = 1e-4) -> Bracket | None:
     """Our bracket, None where the plan is refused."""
     try:
         return FourierAccountant(relative_width=width).curve(event).epsilon(delta)
@@ -76,7 +75,7 @@ def is_narrow(bracket: Bracket) -> bool:
     return bracket.width <= max(1.0001e-4 * bracket.upper, 1.001e-6)
 
 
-def one_release_delta(leaf: PoissonSubsampledGaussian, epsilon: float) -> mpmath.mpf:
+def one_release_delta(leaf: events.PoissonSubsampledGaussian, epsilon: float) -> mpmath.mpf:
     """δ of one release in closed form; removal is the larger direction."""
     with mpmath.workdps(60):
         q, mu = mpmath.mpf(leaf.sampling_probability), 1 / mpmath.mpf(leaf.noise_multiplier)
@@ -123,25 +122,25 @@ def _orders(case: Case, base: Bracket) -> bool:
 def _splits(case: Case, base: Bracket) -> bool:
     part = case.steps // 3
     pieces = (
-        Repeated(event=case.leaf, count=case.steps - part),
-        Repeated(event=case.leaf, count=part),
+        events.Repeated(event=case.leaf, count=case.steps - part),
+        events.Repeated(event=case.leaf, count=part),
     )
-    return ours(Composed(events=pieces), case.delta) == base
+    return ours(events.Composed(events=pieces), case.delta) == base
 
 
 def _near_phases_meet(case: Case, base: Bracket) -> bool:
     part = case.steps // 3
-    near = PoissonSubsampledGaussian(
+    near = events.PoissonSubsampledGaussian(
         sampling_probability=case.leaf.sampling_probability,
         noise_multiplier=case.leaf.noise_multiplier * (1 + 1e-13),
         pair=case.leaf.pair,
     )
     pieces = (
-        Repeated(event=case.leaf, count=case.steps - part),
-        Repeated(event=near, count=part),
+        events.Repeated(event=case.leaf, count=case.steps - part),
+        events.Repeated(event=near, count=part),
     )
-    result = ours(Composed(events=pieces), case.delta)
-    turned = ours(Composed(events=pieces[::-1]), case.delta)
+    result = ours(events.Composed(events=pieces), case.delta)
+    turned = ours(events.Composed(events=pieces[::-1]), case.delta)
     return result is not None and result == turned and result.meets(base, 1e-9)
 
 
@@ -154,10 +153,12 @@ def _meets_the_closed_form(case: Case, base: Bracket) -> bool:
 
 def _below_the_unsampled(case: Case, base: Bracket) -> bool:
     distance = 2.0 if case.leaf.pair == "replace_one" else 1.0
-    full = Gaussian(noise_multiplier=case.leaf.noise_multiplier / distance)
+    full = events.Gaussian(noise_multiplier=case.leaf.noise_multiplier / distance)
     try:
         whole = (
-            accountant("gaussian").curve(Repeated(event=full, count=case.steps)).epsilon(case.delta)
+            accountant("gaussian")
+            .curve(events.Repeated(event=full, count=case.steps))
+            .epsilon(case.delta)
         )
     except OutOfReach:
         return True

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from affidavit.accountants.analytic_gaussian import AnalyticCurve, AnalyticGaussianAccountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan import Composed, Event, Gaussian, Laplace, Repeated
+from affidavit.plan import events
 from tests.support.random_seeds import examples
 
 
@@ -53,18 +53,20 @@ def test_it_contradicts_an_epsilon_that_is_off_by_a_millionth(
 
 
 def test_releases_are_put_together_as_ours_puts_them() -> None:
-    run = Composed(
+    run = events.Composed(
         events=(
-            Repeated(event=Gaussian(noise_multiplier=2.0), count=16),
-            Gaussian(noise_multiplier=0.25),
+            events.Repeated(event=events.Gaussian(noise_multiplier=2.0), count=16),
+            events.Gaussian(noise_multiplier=0.25),
         )
     )
     ours = GaussianAccountant().curve(run).epsilon(1e-6)
     assert ours.meets(AnalyticGaussianAccountant().curve(run).epsilon(1e-6))
 
 
-@pytest.mark.parametrize("event", [Gaussian(noise_multiplier=1e9), Gaussian(noise_multiplier=1e-6)])
-def test_noise_that_was_not_compared_is_refused(event: Event) -> None:
+@pytest.mark.parametrize(
+    "event", [events.Gaussian(noise_multiplier=1e9), events.Gaussian(noise_multiplier=1e-6)]
+)
+def test_noise_that_was_not_compared_is_refused(event: events.Event) -> None:
     with pytest.raises(OutOfReach, match="μ"):
         AnalyticGaussianAccountant().curve(event)
 
@@ -76,4 +78,4 @@ def test_a_delta_that_was_not_compared_is_refused() -> None:
 
 def test_a_laplace_release_is_refused() -> None:
     with pytest.raises(Unsupported):
-        AnalyticGaussianAccountant().curve(Laplace(noise_multiplier=1.0))
+        AnalyticGaussianAccountant().curve(events.Laplace(noise_multiplier=1.0))

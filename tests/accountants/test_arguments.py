@@ -16,17 +16,17 @@ from affidavit.accountants.prv import PrvAccountant
 from affidavit.accountants.random_allocation.accountant import AllocationAccountant
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan import BallsInBinsGaussian, Event, Gaussian, Gram, RandomAllocationGaussian
+from affidavit.plan import events
 
-PLAIN = Gaussian(noise_multiplier=2.0)
-ALLOCATED = RandomAllocationGaussian(bins=3, noise_multiplier=2.0)
-EVENTS: dict[type[Accountant], Event] = {
+PLAIN = events.Gaussian(noise_multiplier=2.0)
+ALLOCATED = events.RandomAllocationGaussian(bins=3, noise_multiplier=2.0)
+EVENTS: dict[type[Accountant], events.Event] = {
     AllocationAccountant: ALLOCATED,
     AnalyticGaussianAccountant: PLAIN,
     FourierAccountant: PLAIN,
     GaussianAccountant: PLAIN,
-    MonteCarloAccountant: BallsInBinsGaussian(
-        gram=Gram(((1.0, 0.0), (0.0, 1.0))), noise_multiplier=2.0
+    MonteCarloAccountant: events.BallsInBinsGaussian(
+        gram=events.Gram(((1.0, 0.0), (0.0, 1.0))), noise_multiplier=2.0
     ),
     PldAccountant: PLAIN,
     PrvAccountant: PLAIN,

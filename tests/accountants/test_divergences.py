@@ -9,7 +9,7 @@ import pytest
 
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan import Composed, Gaussian, Repeated
+from affidavit.plan import events
 from tests.accountants.events import poisson
 
 
@@ -36,14 +36,16 @@ def test_they_are_those_of_the_closed_form(q: float, sigma: float, steps: int) -
 
 
 def test_an_order_has_the_same_bound_whichever_others_are_asked() -> None:
-    event = Composed(events=(poisson(0.01, 1.0, 100), Gaussian(noise_multiplier=3.0)))
+    event = events.Composed(events=(poisson(0.01, 1.0, 100), events.Gaussian(noise_multiplier=3.0)))
     among_all = dict(RdpAccountant().curve(event).divergences())
     alone = RdpAccountant(orders=(2, 63)).curve(event).divergences()
     assert alone == ((2, among_all[2]), (63, among_all[63]))
 
 
 def test_those_of_a_gaussian_grow_with_the_order() -> None:
-    event = Composed(events=(Repeated(event=Gaussian(noise_multiplier=3.0), count=7),))
+    event = events.Composed(
+        events=(events.Repeated(event=events.Gaussian(noise_multiplier=3.0), count=7),)
+    )
     for order, result in RdpAccountant().curve(event).divergences():
         assert result == pytest.approx(order * 7 / 18, rel=1e-8)
 

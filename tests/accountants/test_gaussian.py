@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 from tests.support.random_seeds import examples
 
 
@@ -45,10 +45,10 @@ def test_epsilon_is_on_the_safe_side_and_tight(log_mu: float, log_delta: float) 
 
 
 def test_composition_adds_squares() -> None:
-    run = Composed(
+    run = events.Composed(
         events=(
-            Repeated(event=Gaussian(noise_multiplier=2.0), count=16),
-            Gaussian(noise_multiplier=0.25),
+            events.Repeated(event=events.Gaussian(noise_multiplier=2.0), count=16),
+            events.Gaussian(noise_multiplier=0.25),
         )
     )
     assert joint_mu(run) == pytest.approx(math.sqrt(16 / 4 + 16), rel=1e-12)
@@ -63,7 +63,7 @@ def test_a_delta_above_the_total_variation_needs_no_epsilon() -> None:
 
 
 def test_sampled_releases_are_refused() -> None:
-    sampled = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1.0)
+    sampled = events.PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1.0)
     with pytest.raises(Unsupported):
         GaussianAccountant().curve(sampled)
 
@@ -71,4 +71,4 @@ def test_sampled_releases_are_refused() -> None:
 @pytest.mark.parametrize("sigma", [1e-9, 1e9])
 def test_noise_outside_double_precision_is_refused(sigma: float) -> None:
     with pytest.raises(OutOfReach, match="μ"):
-        GaussianAccountant().curve(Gaussian(noise_multiplier=sigma))
+        GaussianAccountant().curve(events.Gaussian(noise_multiplier=sigma))

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import Unsupported
 from affidavit.accountants.registry import ENGINE_NAMES, accountant
-from affidavit.plan import Composed, Gaussian, Laplace, RandomAllocationGaussian, Repeated
+from affidavit.plan import events
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
@@ -22,11 +22,13 @@ def test_one_release_has_the_closed_profile(scale: float, part: float) -> None:
     """δ(ε) = 1 - exp((ε - 1/s)/2) for ε below 1/s (Balle and Wang, arXiv:1805.06530)."""
     epsilon = part / scale
     true = -math.expm1((epsilon - 1 / scale) / 2)
-    result = accountant("pld").curve(Laplace(noise_multiplier=scale)).delta(epsilon)
+    result = accountant("pld").curve(events.Laplace(noise_multiplier=scale)).delta(epsilon)
     assert result.lower <= true * (1 + 1e-9)
     assert result.upper >= true * (1 - 1e-9)
     assert result.upper - result.lower < 1e-3
-    assert accountant("rdp").curve(Laplace(noise_multiplier=scale)).delta(epsilon).upper >= true
+    assert (
+        accountant("rdp").curve(events.Laplace(noise_multiplier=scale)).delta(epsilon).upper >= true
+    )
 
 
 @settings(max_examples=10)
@@ -34,7 +36,7 @@ def test_one_release_has_the_closed_profile(scale: float, part: float) -> None:
 def test_it_never_costs_more_than_pure_privacy_and_the_engines_meet(
     scale: float, count: int, delta: float
 ) -> None:
-    event = Repeated(event=Laplace(noise_multiplier=scale), count=count)
+    event = events.Repeated(event=events.Laplace(noise_multiplier=scale), count=count)
     curve = PldAccountant().curve(event)
     pld = curve.epsilon(delta)
     rdp = accountant("rdp").curve(event).epsilon(delta)
@@ -45,8 +47,8 @@ def test_it_never_costs_more_than_pure_privacy_and_the_engines_meet(
 
 @pytest.mark.soak
 def test_it_composes_with_gaussian_releases() -> None:
-    gaussian = Repeated(event=Gaussian(noise_multiplier=4.0), count=10)
-    both = Composed(events=(gaussian, Laplace(noise_multiplier=5.0)))
+    gaussian = events.Repeated(event=events.Gaussian(noise_multiplier=4.0), count=10)
+    both = events.Composed(events=(gaussian, events.Laplace(noise_multiplier=5.0)))
     alone = accountant("pld").curve(gaussian).epsilon(1e-6)
     result = accountant("pld").curve(both).epsilon(1e-6)
     assert alone.upper < result.upper < alone.upper + 0.2
@@ -61,7 +63,9 @@ def test_beside_a_gaussian_release_the_bracket_holds_quadrature(scale: float, si
         over, under = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
         return float(over - math.exp(epsilon) * under)
 
-    both = Composed(events=(Laplace(noise_multiplier=scale), Gaussian(noise_multiplier=sigma)))
+    both = events.Composed(
+        events=(events.Laplace(noise_multiplier=scale), events.Gaussian(noise_multiplier=sigma))
+    )
     curve = accountant("fourier").curve(both)
     bracket = curve.epsilon(1e-6)
     assert bracket.width <= 2e-4 * bracket.upper
@@ -82,9 +86,11 @@ def test_beside_a_gaussian_release_the_bracket_holds_quadrature(scale: float, si
 
 
 def test_beside_balls_in_bins_it_costs_at_most_its_own_loss() -> None:
-    bins = RandomAllocationGaussian(bins=50, noise_multiplier=1.0)
+    bins = events.RandomAllocationGaussian(bins=50, noise_multiplier=1.0)
     alone = accountant("allocation").curve(bins).epsilon(1e-6)
-    both = accountant("allocation").curve(Composed(events=(bins, Laplace(noise_multiplier=10.0))))
+    both = accountant("allocation").curve(
+        events.Composed(events=(bins, events.Laplace(noise_multiplier=10.0)))
+    )
     result = both.epsilon(1e-6)
     assert alone.lower < result.lower <= result.upper < alone.upper + 0.1
     assert result.width <= 1e-3 * result.upper
@@ -94,17 +100,17 @@ def test_beside_balls_in_bins_it_costs_at_most_its_own_loss() -> None:
 def test_a_loss_beyond_the_exponentials_of_doubles_is_bracketed() -> None:
     """1609.858667821509 is by quadrature in 40 digits, as above."""
     releases = (
-        Gaussian(noise_multiplier=0.03152331262030761),
-        Repeated(event=Gaussian(noise_multiplier=0.7411), count=971),
-        Laplace(noise_multiplier=1.423),
+        events.Gaussian(noise_multiplier=0.03152331262030761),
+        events.Repeated(event=events.Gaussian(noise_multiplier=0.7411), count=971),
+        events.Laplace(noise_multiplier=1.423),
     )
-    result = accountant("pld").curve(Composed(events=releases)).epsilon(1.103e-5)
+    result = accountant("pld").curve(events.Composed(events=releases)).epsilon(1.103e-5)
     assert result.lower <= 1609.858667821509 <= result.upper
     assert result.width < 0.02
 
 
 def test_alone_it_costs_at_most_its_largest_loss_however_often_it_is_drawn() -> None:
-    event = Repeated(event=Laplace(noise_multiplier=4.0), count=3)
+    event = events.Repeated(event=events.Laplace(noise_multiplier=4.0), count=3)
     curve = accountant("participations").curve(event)
     assert 0.75 <= curve.epsilon(1e-9).upper < 0.75 * (1 + 1e-6)
     assert curve.delta(0.75 * (1 + 1e-6)).upper == 0
@@ -117,10 +123,10 @@ KNOW_IT = ("pld", "rdp", "participations")
 @pytest.mark.parametrize("name", [name for name in ENGINE_NAMES if name not in KNOW_IT])
 def test_the_other_engines_refuse_it_alone(name: str) -> None:
     with pytest.raises(Unsupported):
-        accountant(name).curve(Laplace(noise_multiplier=1.0))
+        accountant(name).curve(events.Laplace(noise_multiplier=1.0))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
 def test_a_scale_that_is_none_is_refused(scale: float) -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
-        Laplace(noise_multiplier=scale)
+        events.Laplace(noise_multiplier=scale)

@@ -15,21 +15,16 @@ from affidavit.accountants.largest_bin import LargestBinAccountant, build_integr
 from affidavit.accountants.monte_carlo.dominating_pair import build_pair
 from affidavit.accountants.protocol import PrivacyCurve, Unsupported
 from affidavit.accountants.random_allocation import AllocationAccountant
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Gaussian,
-    Gram,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-)
+from affidavit.plan import events
 
 Matrix = NDArray[np.float64]
 
 
-def binned(products: Matrix) -> BallsInBinsGaussian:
+def binned(products: Matrix) -> events.BallsInBinsGaussian:
     rows = np.maximum(products, products.T).tolist()
-    return BallsInBinsGaussian(gram=Gram(tuple(tuple(row) for row in rows)), noise_multiplier=1.0)
+    return events.BallsInBinsGaussian(
+        gram=events.Gram(tuple(tuple(row) for row in rows)), noise_multiplier=1.0
+    )
 
 
 def curve(products: Matrix) -> PrivacyCurve:
@@ -128,7 +123,7 @@ def test_two_bins_by_quadrature(product: float, epsilon: float) -> None:
 def test_independent_noise_is_near_its_exact_bracket(
     bins: int, square: float, loose: float
 ) -> None:
-    leaf = RandomAllocationGaussian(bins=bins, noise_multiplier=1 / math.sqrt(square))
+    leaf = events.RandomAllocationGaussian(bins=bins, noise_multiplier=1 / math.sqrt(square))
     exact = AllocationAccountant().curve(leaf).epsilon(1e-6)
     result = curve(square * np.eye(bins)).epsilon(1e-6)
     assert result.lower <= exact.upper
@@ -136,15 +131,17 @@ def test_independent_noise_is_near_its_exact_bracket(
 
 
 def test_bins_alike_are_one_gaussian_mechanism() -> None:
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=0.5)).epsilon(1e-5).upper
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=0.5)).epsilon(1e-5).upper
     assert curve(4 * np.ones((6, 6))).epsilon(1e-5).upper == pytest.approx(exact, rel=1e-6)
 
 
 def test_gaussian_releases_beside_and_runs_of_their_own_cost_more() -> None:
     one = binned(products_of([1.0, 0.5], 12, 2, 2.0))
     alone = LargestBinAccountant().curve(one).epsilon(1e-6).upper
-    for beside in (Gaussian(noise_multiplier=1.0), one):
-        both = LargestBinAccountant().curve(Composed(events=(one, beside))).epsilon(1e-6).upper
+    for beside in (events.Gaussian(noise_multiplier=1.0), one):
+        both = (
+            LargestBinAccountant().curve(events.Composed(events=(one, beside))).epsilon(1e-6).upper
+        )
         assert both > 1.1 * alone
 
 
@@ -159,5 +156,5 @@ def test_bounds_fall_with_delta_and_agree_with_their_inverse() -> None:
 def test_other_releases_are_refused() -> None:
     with pytest.raises(Unsupported):
         LargestBinAccountant().curve(
-            PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1.0)
+            events.PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1.0)
         )

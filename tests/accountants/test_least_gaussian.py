@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants import GaussianCurve, accountant, gaussian_bound, sample_trade_off
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 EPSILONS = np.linspace(0.0, 8.0, 97).tolist()
 
@@ -27,8 +27,8 @@ def test_a_gaussian_curve_is_its_own_bound(mu: float) -> None:
 def test_it_bounds_a_sampled_run_and_hardly_less_does(
     rate: float, sigma: float, steps: int
 ) -> None:
-    leaf = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=sigma)
-    curve = accountant("fourier").curve(Repeated(event=leaf, count=steps))
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=sigma)
+    curve = accountant("fourier").curve(events.Repeated(event=leaf, count=steps))
     trade_off = sample_trade_off(curve)
     bound = gaussian_bound(trade_off, curve)
     assert bound is not None

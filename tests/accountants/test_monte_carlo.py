@@ -28,27 +28,21 @@ from affidavit.accountants.monte_carlo.pilot import (
     log_capital_below,
 )
 from affidavit.accountants.protocol import NoSolution, OutOfReach, Unsupported
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Event,
-    Gaussian,
-    Gram,
-    PoissonSubsampledGaussian,
-    Repeated,
-)
+from affidavit.plan import events
 
 
-def binned(products: object, sigma: float = 1.0) -> BallsInBinsGaussian:
+def binned(products: object, sigma: float = 1.0) -> events.BallsInBinsGaussian:
     rows = np.asarray(products, dtype=float).tolist()
-    return BallsInBinsGaussian(gram=Gram(tuple(tuple(row) for row in rows)), noise_multiplier=sigma)
+    return events.BallsInBinsGaussian(
+        gram=events.Gram(tuple(tuple(row) for row in rows)), noise_multiplier=sigma
+    )
 
 
 def pair(products: object, sigma: float = 1.0) -> Pair:
     return build_pair(((binned(products, sigma), 1),))
 
 
-def curve(event: Event) -> MonteCarloCurve:
+def curve(event: events.Event) -> MonteCarloCurve:
     return MonteCarloAccountant().curve(event)
 
 
@@ -89,7 +83,7 @@ def delta_of_two(first: float, second: float, product: float, epsilon: float, si
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma)).epsilon(delta)
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=sigma)).epsilon(delta)
     result = curve(binned([[1.0]], sigma)).epsilon(delta)
     assert contains(result, exact.upper)
     assert result.width < 0.02 * exact.upper
@@ -114,7 +108,7 @@ def test_bins_that_a_short_run_never_reaches_are_a_sampling_probability(reached:
     rows = np.zeros((reached + 3, reached + 3))
     rows[:reached, :reached] = 1.0
     rate = reached / (reached + 3)
-    step = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=0.8)
+    step = events.PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=0.8)
     exact = FourierAccountant().curve(step).epsilon(1e-5)
     result = curve(binned(rows, 0.8)).epsilon(1e-5)
     assert result.lower <= exact.upper
@@ -146,7 +140,7 @@ def test_runs_simulated_step_by_step_have_the_delta_of_their_gram_matrix(side: s
 @pytest.mark.soak
 def test_bins_with_equal_means_are_one_bin() -> None:
     """Its Gram matrix is singular, and the record's bin says nothing."""
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-5)
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=1.0)).epsilon(1e-5)
     result = curve(binned(np.ones((5, 5)))).epsilon(1e-5)
     assert contains(result, exact.upper)
     assert result.width < 0.02 * exact.upper
@@ -155,13 +149,13 @@ def test_bins_with_equal_means_are_one_bin() -> None:
 @pytest.mark.soak
 def test_copies_and_gaussians_beside_compose() -> None:
     """Three Gaussians as one bin each and one beside: μ² adds up."""
-    event = Composed(
+    event = events.Composed(
         events=(
-            Repeated(event=binned([[1.0]], 2.0), count=3),
-            Repeated(event=Gaussian(noise_multiplier=4.0), count=4),
+            events.Repeated(event=binned([[1.0]], 2.0), count=3),
+            events.Repeated(event=events.Gaussian(noise_multiplier=4.0), count=4),
         )
     )
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-6)
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=1.0)).epsilon(1e-6)
     result = curve(event).epsilon(1e-6)
     assert contains(result, exact.upper)
     assert result.width < 0.02 * exact.upper
@@ -171,9 +165,9 @@ def test_copies_and_gaussians_beside_compose() -> None:
 def test_bins_of_twenty_lots_amplify_and_never_cost_more_than_no_bins() -> None:
     products = 0.9 ** np.abs(np.subtract.outer(np.arange(20), np.arange(20)))
     result = curve(binned(products)).epsilon(1e-5)
-    alone = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-5)
+    alone = GaussianAccountant().curve(events.Gaussian(noise_multiplier=1.0)).epsilon(1e-5)
     mean = GaussianAccountant().curve(
-        Gaussian(noise_multiplier=1 / math.sqrt(float(products.mean())))
+        events.Gaussian(noise_multiplier=1 / math.sqrt(float(products.mean())))
     )
     assert result.upper < 0.9 * alone.lower
     # The mixture is no more private than its own mean direction shows: projecting on the
@@ -213,7 +207,7 @@ def test_a_mixture_of_tilts_keeps_its_range(direction: Direction) -> None:
 
 
 def test_the_range_alone_bounds_the_curve() -> None:
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0))
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=1.0))
     for direction in DIRECTIONS:
         for tilt in tilts(pair([[1.0]]), direction):
             for epsilon in (0.5, 3.0):
@@ -252,7 +246,7 @@ def test_what_is_sampled_dominates_the_gram_matrix_entry_by_entry() -> None:
 
 
 def test_the_empty_composition_costs_nothing() -> None:
-    result = curve(Composed(events=()))
+    result = curve(events.Composed(events=()))
     assert result.epsilon(1e-5) == result.delta(0.0) == Bracket(lower=0.0, upper=0.0)
 
 
@@ -267,7 +261,7 @@ def misses_within(misses: int, repetitions: int, failure: float) -> bool:
 def test_the_interval_covers_a_known_delta_at_99_percent() -> None:
     """200 seeds, one test of level 1 % on each side, and intervals that are not idle."""
     epsilon = 2.0
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).delta(epsilon).lower
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=1.0)).delta(epsilon).lower
     log_failure, missed_above, missed_below, narrow = math.log(100), 0, 0, 0
     for seed in range(200):
         one = Pair(bins=pair([[1.0]]).bins, seed=f"{seed:032x}")
@@ -356,22 +350,24 @@ def test_streams_and_chunks_are_independent_of_how_much_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("event", "kind"),
     [
-        (Gaussian(noise_multiplier=1.0), Unsupported),
+        (events.Gaussian(noise_multiplier=1.0), Unsupported),
         (
-            Composed(
+            events.Composed(
                 events=(
                     binned([[1.0]]),
-                    PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1.0),
+                    events.PoissonSubsampledGaussian(
+                        sampling_probability=0.1, noise_multiplier=1.0
+                    ),
                 )
             ),
             Unsupported,
         ),
         (binned([[1.0]], 1e-3), OutOfReach),
         (binned([[1.0, 5.0], [5.0, 1.0]]), Unsupported),
-        (Repeated(event=binned([[1.0]]), count=1000), OutOfReach),
+        (events.Repeated(event=binned([[1.0]]), count=1000), OutOfReach),
     ],
 )
-def test_what_it_does_not_bound_it_refuses(event: Event, kind: type[Exception]) -> None:
+def test_what_it_does_not_bound_it_refuses(event: events.Event, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         curve(event)
 
@@ -385,7 +381,7 @@ def test_a_delta_that_underflows_is_not_zero() -> None:
 @pytest.mark.parametrize("sigma", [0.05, 0.2, 1000.0])
 @pytest.mark.parametrize("delta", [1e-3, 0.5])
 def test_extremes_neither_overflow_nor_lie(sigma: float, delta: float) -> None:
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma)).epsilon(delta)
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=sigma)).epsilon(delta)
     assert contains(curve(binned([[1.0]], sigma)).epsilon(delta), exact.upper)
 
 

@@ -16,23 +16,9 @@ from affidavit.accountants.participations import (
     ParticipationAccountant,
 )
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Gaussian,
-    Gram,
-    Laplace,
-    Leaf,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
-POISSON = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
+POISSON = events.PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.1)
 
 
 def once(epsilon: float, q: float, sigma: float) -> mpmath.mpf:
@@ -58,7 +44,7 @@ def test_one_release_is_between_its_bounds(delta: float) -> None:
 def test_one_release_is_attacked_where_its_loss_is_rare(
     q: float, sigma: float, delta: float
 ) -> None:
-    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
     lower = CountingAttack(leaf, 1).epsilon(delta).lower
     with mpmath.workdps(120):
         assert once(lower, q, sigma) >= delta
@@ -69,7 +55,7 @@ def test_one_release_is_attacked_where_its_loss_is_rare(
 def test_an_attack_gains_what_is_claimed_of_it() -> None:
     """The best threshold and count, evaluated in 60 digits."""
     q, sigma, steps, delta = 0.3, 0.9, 40, 1e-10
-    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
     best = mpmath.mpf(0)
     with mpmath.workdps(60):
         for below in THRESHOLD_DEVIATIONS:
@@ -88,7 +74,7 @@ def test_an_attack_gains_what_is_claimed_of_it() -> None:
 
 
 def test_the_mean_over_participations_is_that_of_the_sum() -> None:
-    curve = ParticipationAccountant().curve(Repeated(event=POISSON, count=60))
+    curve = ParticipationAccountant().curve(events.Repeated(event=POISSON, count=60))
     epsilon = 400.0
     exact = mpmath.mpf(0)
     for k in range(1, 61):
@@ -101,15 +87,15 @@ def test_the_mean_over_participations_is_that_of_the_sum() -> None:
 @pytest.mark.parametrize(
     "leaf",
     [
-        PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.25),
-        PoissonSubsampledGaussian(
+        events.PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=0.25),
+        events.PoissonSubsampledGaussian(
             sampling_probability=0.02, noise_multiplier=0.5, pair="replace_one"
         ),
-        WithoutReplacementGaussian(dataset_size=1000, sample_size=10, noise_multiplier=0.4),
+        events.WithoutReplacementGaussian(dataset_size=1000, sample_size=10, noise_multiplier=0.4),
     ],
 )
 def test_where_the_fourier_accountant_reaches_both_ends_hold_its_bracket(leaf: object) -> None:
-    event = Repeated(event=leaf, count=100)  # type: ignore[arg-type]
+    event = events.Repeated(event=leaf, count=100)  # type: ignore[arg-type]
     near = accountant("fourier").curve(event).epsilon(1e-6)
     upper = ParticipationAccountant().curve(event).epsilon(1e-6).upper
     assert CountingAttack(leaf, 100).epsilon(1e-6).lower <= near.upper  # type: ignore[arg-type]
@@ -117,7 +103,7 @@ def test_where_the_fourier_accountant_reaches_both_ends_hold_its_bracket(leaf: o
 
 
 def test_releases_beside_it_add_to_every_number_of_participations() -> None:
-    beside = Repeated(event=Gaussian(noise_multiplier=0.05), count=1)
+    beside = events.Repeated(event=events.Gaussian(noise_multiplier=0.05), count=1)
     alone = accountant("gaussian").curve(beside).epsilon(1e-5)
     both = ParticipationAccountant().curve(affidavit.plan.Composed(events=(beside, POISSON)))
     assert alone.lower <= both.epsilon(1e-5).upper < alone.upper + 150
@@ -144,36 +130,36 @@ def test_little_noise_is_bracketed_and_solved_for() -> None:
 def test_no_sampled_run_is_bounded_above_the_run_of_a_record_that_is_always_drawn(
     rate: float, delta: float
 ) -> None:
-    step = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=0.05)
-    whole = Repeated(event=Gaussian(noise_multiplier=0.05), count=20)
-    sampled = ParticipationAccountant().curve(Repeated(event=step, count=20))
+    step = events.PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=0.05)
+    whole = events.Repeated(event=events.Gaussian(noise_multiplier=0.05), count=20)
+    sampled = ParticipationAccountant().curve(events.Repeated(event=step, count=20))
     always = accountant("gaussian").curve(whole)
     assert sampled.epsilon(delta).upper <= always.epsilon(delta).upper * (1 + 1e-6)
     assert sampled.delta(5000.0).upper <= always.delta(5000.0).upper * (1 + 1e-4)
 
 
-BESIDE = (Gaussian(noise_multiplier=3.0), Laplace(noise_multiplier=20.0))
+BESIDE = (events.Gaussian(noise_multiplier=3.0), events.Laplace(noise_multiplier=20.0))
 
 
 @pytest.mark.ordinary("leaf0-*", "leaf2-*")
 @pytest.mark.parametrize(
     ("leaf", "always"),
     [
-        (PoissonSubsampledGaussian(sampling_probability=0.3, noise_multiplier=2.0), 2.0),
+        (events.PoissonSubsampledGaussian(sampling_probability=0.3, noise_multiplier=2.0), 2.0),
         (
-            PoissonSampledGroupGaussian(
+            events.PoissonSampledGroupGaussian(
                 records=3, sampling_probability=0.2, noise_multiplier=4.0, pair="replace_one"
             ),
             4.0 / 6,
         ),
         (
-            WithoutReplacementGroupGaussian(
+            events.WithoutReplacementGroupGaussian(
                 records=2, dataset_size=50, sample_size=9, noise_multiplier=9.0
             ),
             9.0 / 4,
         ),
         (
-            TruncatedPoissonGaussian(
+            events.TruncatedPoissonGaussian(
                 dataset_size=100, sampling_probability=0.1, max_lot_size=10, noise_multiplier=5.0
             ),
             5.0 / 2,
@@ -181,18 +167,22 @@ BESIDE = (Gaussian(noise_multiplier=3.0), Laplace(noise_multiplier=20.0))
     ],
 )
 def test_several_kinds_of_release_lie_between_fourier_and_what_is_always_drawn(
-    leaf: Leaf, always: float
+    leaf: events.Leaf, always: float
 ) -> None:
     pair: Literal["add_remove", "replace_one"] = "replace_one"
-    if not isinstance(leaf, PoissonSampledGroupGaussian | WithoutReplacementGroupGaussian):
+    if not isinstance(
+        leaf, events.PoissonSampledGroupGaussian | events.WithoutReplacementGroupGaussian
+    ):
         pair = "add_remove"
-    other = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=3.0, pair=pair)
-    event = Composed(events=(Repeated(event=leaf, count=4), other, *BESIDE))
+    other = events.PoissonSubsampledGaussian(
+        sampling_probability=0.1, noise_multiplier=3.0, pair=pair
+    )
+    event = events.Composed(events=(events.Repeated(event=leaf, count=4), other, *BESIDE))
     alone = 3.0 / 2 if pair == "replace_one" else 3.0
-    unsampled = Composed(
+    unsampled = events.Composed(
         events=(
-            Repeated(event=Gaussian(noise_multiplier=always), count=4),
-            Gaussian(noise_multiplier=alone),
+            events.Repeated(event=events.Gaussian(noise_multiplier=always), count=4),
+            events.Gaussian(noise_multiplier=alone),
             BESIDE[0],
         )
     )
@@ -207,11 +197,13 @@ def test_several_kinds_of_release_lie_between_fourier_and_what_is_always_drawn(
 
 def test_a_pass_over_bins_is_at_most_what_its_loudest_bin_costs() -> None:
     for leaf in (
-        RandomAllocationGaussian(bins=10, noise_multiplier=0.1),
-        BallsInBinsGaussian(gram=Gram(((4.0, 1.0), (1.0, 9.0))), noise_multiplier=0.3),
+        events.RandomAllocationGaussian(bins=10, noise_multiplier=0.1),
+        events.BallsInBinsGaussian(
+            gram=events.Gram(((4.0, 1.0), (1.0, 9.0))), noise_multiplier=0.3
+        ),
     ):
         curve = ParticipationAccountant().curve(leaf)
-        loudest = accountant("gaussian").curve(Gaussian(noise_multiplier=0.1))
+        loudest = accountant("gaussian").curve(events.Gaussian(noise_multiplier=0.1))
         assert curve.epsilon(1e-6).upper == pytest.approx(loudest.epsilon(1e-6).upper)
 
 
@@ -236,11 +228,13 @@ def test_what_no_grid_holds_has_a_bound() -> None:
 
 def test_no_run_of_several_kinds_is_bounded_above_that_of_a_record_that_is_always_drawn() -> None:
     steps = [
-        PoissonSubsampledGaussian(sampling_probability=0.9, noise_multiplier=sigma)
+        events.PoissonSubsampledGaussian(sampling_probability=0.9, noise_multiplier=sigma)
         for sigma in (0.08, 0.09)
     ]
-    event = Composed(events=tuple(steps))
-    always = Composed(events=tuple(Gaussian(noise_multiplier=x.noise_multiplier) for x in steps))
+    event = events.Composed(events=tuple(steps))
+    always = events.Composed(
+        events=tuple(events.Gaussian(noise_multiplier=x.noise_multiplier) for x in steps)
+    )
     renyi = accountant("rdp").curve(event).epsilon(1e-40).upper
     result = ParticipationAccountant().curve(event).epsilon(1e-40).upper
     assert result <= accountant("gaussian").curve(always).epsilon(1e-40).upper * (1 + 1e-6)
@@ -248,6 +242,6 @@ def test_no_run_of_several_kinds_is_bounded_above_that_of_a_record_that_is_alway
 
 
 def test_a_loss_beyond_doubles_is_out_of_reach() -> None:
-    event = RandomAllocationGaussian(bins=10, noise_multiplier=1e-10)
+    event = events.RandomAllocationGaussian(bins=10, noise_multiplier=1e-10)
     with pytest.raises(OutOfReach):
         ParticipationAccountant().curve(event).epsilon(1e-6)

@@ -8,17 +8,7 @@ import pytest
 
 from affidavit.accountants import GaussianCurve, PostProcessedCurve, accountant
 from affidavit.accountants.bracketing_curves import attained_event
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Gaussian,
-    Gram,
-    Laplace,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    Repeated,
-    TruncatedPoissonGaussian,
-)
+from affidavit.plan import events
 from tests.accountants.events import poisson
 
 
@@ -46,7 +36,7 @@ def test_many_releases_are_attacked_at_the_delta_that_is_asked_for() -> None:
 @pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
 def test_a_selection_costs_more_than_a_run_and_at_most_its_bound(shape: float) -> None:
     run = poisson(0.01, 1.0, 1000)
-    event = RepeatAndSelect(event=run, mean=10.0, shape=shape)
+    event = events.RepeatAndSelect(event=run, mean=10.0, shape=shape)
     lower = PostProcessedCurve(event=event).epsilon(1e-6).lower
     once = accountant("fourier").curve(run).epsilon(1e-6)
     assert once.upper < lower <= accountant("selection").curve(event).epsilon(1e-6).upper
@@ -54,8 +44,8 @@ def test_a_selection_costs_more_than_a_run_and_at_most_its_bound(shape: float) -
 
 def test_a_poisson_number_of_runs_can_be_none() -> None:
     """With a mean of 1 a third of the selections release nothing: what is left is at most that."""
-    run = Gaussian(noise_multiplier=0.05)
-    selection = RepeatAndSelect(event=run, mean=1.0, shape=math.inf)
+    run = events.Gaussian(noise_multiplier=0.05)
+    selection = events.RepeatAndSelect(event=run, mean=1.0, shape=math.inf)
     result = PostProcessedCurve(event=selection).delta(1.0).lower
     assert result == pytest.approx(-math.expm1(-1.0), rel=1e-6)
     assert result <= -math.expm1(-1.0)
@@ -64,27 +54,27 @@ def test_a_poisson_number_of_runs_can_be_none() -> None:
 @pytest.mark.ordinary("10")
 @pytest.mark.parametrize("bins", [1, 10, 300])
 def test_one_bin_of_many_is_below_the_bracket_of_all(bins: int) -> None:
-    event = RandomAllocationGaussian(bins=bins, noise_multiplier=1.0)
+    event = events.RandomAllocationGaussian(bins=bins, noise_multiplier=1.0)
     lower = PostProcessedCurve(event=event).epsilon(1e-6).lower
     assert 0 < lower <= accountant("allocation").curve(event).epsilon(1e-6).upper
 
 
 def test_what_is_not_known_costs_at_least_nothing() -> None:
-    for event in (Composed(events=()), poisson(1e-9, 1.0), poisson(0.1, 1e-9)):
+    for event in (events.Composed(events=()), poisson(1e-9, 1.0), poisson(0.1, 1e-9)):
         assert PostProcessedCurve(event=event).epsilon(1e-6).lower >= 0
     assert PostProcessedCurve(event=poisson(0.1, 1.0)).epsilon(1 - 1e-9).lower == 0
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_a_laplace_release_is_seen_by_the_outputs_of_its_largest_loss(scale: float) -> None:
-    lower = PostProcessedCurve(event=Laplace(noise_multiplier=scale)).epsilon(1e-6).lower
+    lower = PostProcessedCurve(event=events.Laplace(noise_multiplier=scale)).epsilon(1e-6).lower
     truth = 1 / scale + 2 * math.log1p(-1e-6)
     assert truth * (1 - 1e-4) < lower <= truth
 
 
 def test_many_laplace_releases_are_counted() -> None:
     """The largest loss of all is seen at more than δ."""
-    event = Repeated(event=Laplace(noise_multiplier=0.5), count=20)
+    event = events.Repeated(event=events.Laplace(noise_multiplier=0.5), count=20)
     lower = PostProcessedCurve(event=event).epsilon(1e-7).lower
     assert 40 + math.log1p(-(2**20) * 1e-7) - 1e-6 <= lower <= 40
 
@@ -100,14 +90,14 @@ def test_rare_samples_are_attacked() -> None:
 
 def test_much_noise_hides_nothing_of_another_release() -> None:
     alone = poisson(0.1, 1.0, 10)
-    event = Composed(events=(alone, poisson(0.1, 5000.0)))
+    event = events.Composed(events=(alone, poisson(0.1, 5000.0)))
     assert PostProcessedCurve(event=event).epsilon(1e-6) == PostProcessedCurve(event=alone).epsilon(
         1e-6
     )
 
 
 def test_a_laplace_release_is_seen_beside_samples() -> None:
-    run = Composed(events=(poisson(0.05, 8.5, 1000), Laplace(noise_multiplier=3.2)))
+    run = events.Composed(events=(poisson(0.05, 8.5, 1000), events.Laplace(noise_multiplier=3.2)))
     bracket = accountant("fourier").curve(run).epsilon(1e-6)
     assert bracket.lower > accountant("fourier").curve(run.events[0]).epsilon(1e-6).upper + 0.1
     assert PostProcessedCurve(event=run).epsilon(1e-6).lower == pytest.approx(
@@ -116,17 +106,17 @@ def test_a_laplace_release_is_seen_beside_samples() -> None:
 
 
 def test_bins_of_correlated_noise_are_seen_one_at_a_time() -> None:
-    gram = Gram(((4.0, 1.0), (1.0, 2.0)))
-    event = BallsInBinsGaussian(gram=gram, noise_multiplier=1.0)
+    gram = events.Gram(((4.0, 1.0), (1.0, 2.0)))
+    event = events.BallsInBinsGaussian(gram=gram, noise_multiplier=1.0)
     lower = PostProcessedCurve(event=event).epsilon(1e-6).lower
     assert lower <= accountant("largest_bin").curve(event).epsilon(1e-6).upper
     assert lower == pytest.approx(one_release(0.5, 0.5, 1e-6), rel=1e-4)
 
 
 def test_runs_on_cut_lots_are_repeated_as_a_record_attains_them() -> None:
-    leaf = TruncatedPoissonGaussian(
+    leaf = events.TruncatedPoissonGaussian(
         dataset_size=100, sampling_probability=0.1, max_lot_size=12, noise_multiplier=1.0
     )
-    event = RepeatAndSelect(event=leaf, mean=3.0, shape=1.0)
+    event = events.RepeatAndSelect(event=leaf, mean=3.0, shape=1.0)
     once = PostProcessedCurve(event=attained_event(leaf)).epsilon(1e-6).lower
     assert 0 < once < PostProcessedCurve(event=attained_event(event)).epsilon(1e-6).lower

@@ -14,17 +14,17 @@ from scipy.stats import norm
 from affidavit.accountants.composition import parts
 from affidavit.accountants.protocol import Unsupported
 from affidavit.accountants.registry import ENGINE_NAMES, accountant
-from affidavit.plan import Composed, Event, Gaussian, RepeatAndSelect, Repeated
+from affidavit.plan import events
 
 Weight = Callable[[float], float]
 
 
-def selected(sigma: float, mean: float, shape: float, steps: int = 1) -> RepeatAndSelect:
-    run = Repeated(event=Gaussian(noise_multiplier=sigma), count=steps)
-    return RepeatAndSelect(event=run, mean=mean, shape=shape)
+def selected(sigma: float, mean: float, shape: float, steps: int = 1) -> events.RepeatAndSelect:
+    run = events.Repeated(event=events.Gaussian(noise_multiplier=sigma), count=steps)
+    return events.RepeatAndSelect(event=run, mean=mean, shape=shape)
 
 
-def upper(event: Event, delta: float) -> float:
+def upper(event: events.Event, delta: float) -> float:
     return accountant("rdp").curve(event).epsilon(delta).upper
 
 
@@ -123,19 +123,23 @@ def test_the_bound_is_not_below_the_profile_of_a_selection_by_score(
 )
 def test_every_other_engine_refuses_it_and_says_which_does_not(name: str) -> None:
     with pytest.raises(Unsupported, match="repeat-and-select") as caught:
-        accountant(name).curve(Composed(events=(Gaussian(noise_multiplier=1), selected(2, 5, 1))))
+        accountant(name).curve(
+            events.Composed(events=(events.Gaussian(noise_multiplier=1), selected(2, 5, 1)))
+        )
     assert "selection" in caught.value.remedy
 
 
 def test_one_walk_counts_selections_and_what_is_inside_them() -> None:
-    event = Composed(events=(selected(2, 5, 1), Repeated(event=selected(2, 5, 1), count=2)))
+    event = events.Composed(
+        events=(selected(2, 5, 1), events.Repeated(event=selected(2, 5, 1), count=2))
+    )
     ((part, count),) = parts(event)
-    assert isinstance(part, RepeatAndSelect)
+    assert isinstance(part, events.RepeatAndSelect)
     assert count == 3
 
 
 def test_it_costs_more_with_more_repetitions_and_more_than_one_run() -> None:
-    once = upper(Gaussian(noise_multiplier=4), 1e-6)
+    once = upper(events.Gaussian(noise_multiplier=4), 1e-6)
     costs = [upper(selected(4, mean, 0.5), 1e-6) for mean in (1.5, 5, 50, 500)]
     assert once < costs[0]
     assert costs == sorted(costs)

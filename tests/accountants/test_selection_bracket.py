@@ -24,34 +24,22 @@ from affidavit.accountants import (
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.selection import SelectionAccountant, SelectionAttacks, SelectionCurve
 from affidavit.accountants.selection.repetitions import Repetitions
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Gram,
-    Laplace,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    Repeated,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 from tests.accountants.events import poisson as sampled
 
 LAWS = [(10.0, 1.0), (10.0, 0.0), (3.0, 0.5), (10.0, math.inf), (200.0, 1.0), (1.0, 1.0)]
 laws = pytest.mark.parametrize(("mean", "shape"), LAWS)
 
 
-def selection(run: Event, mean: float = 10.0, shape: float = 1.0) -> RepeatAndSelect:
-    return RepeatAndSelect(event=run, mean=mean, shape=shape)
+def selection(run: events.Event, mean: float = 10.0, shape: float = 1.0) -> events.RepeatAndSelect:
+    return events.RepeatAndSelect(event=run, mean=mean, shape=shape)
 
 
-def upper(event: Event, delta: float = 1e-6) -> float:
+def upper(event: events.Event, delta: float = 1e-6) -> float:
     return SelectionAccountant().curve(event).epsilon(delta).upper
 
 
-def lower(event: Event, delta: float = 1e-6) -> float:
+def lower(event: events.Event, delta: float = 1e-6) -> float:
     return PostProcessedCurve(event=event).epsilon(delta).lower
 
 
@@ -152,7 +140,7 @@ def best_attack(mu: float, mean: float, shape: float, delta: float) -> float:
 def test_a_gaussian_run_meets_the_best_attack_on_it(
     sigma: float, delta: float, mean: float, shape: float
 ) -> None:
-    event = selection(Gaussian(noise_multiplier=sigma), mean, shape)
+    event = selection(events.Gaussian(noise_multiplier=sigma), mean, shape)
     exact = best_attack(1 / sigma, mean, shape, delta)
     assert exact * (1 - 2e-3) <= lower(event, delta) <= exact * (1 + 1e-6)
     assert exact <= upper(event, delta) <= exact * 1.02
@@ -206,23 +194,27 @@ def test_no_score_costs_more_than_the_upper_end(mean: float, shape: float, name:
     law = Repetitions(mean=mean, shape=shape)
     pair = normal_masses(mu), normal_masses(0.0)
     true = selected_delta(score_first(mu)[name](CENTRES), *pair, law, epsilon)
-    curve = SelectionAccountant().curve(selection(Gaussian(noise_multiplier=1 / mu), mean, shape))
+    curve = SelectionAccountant().curve(
+        selection(events.Gaussian(noise_multiplier=1 / mu), mean, shape)
+    )
     assert true <= curve.delta(epsilon).upper * (1 + 1e-9)
 
 
-CORRELATED = BallsInBinsGaussian(gram=Gram(((1.0, 0.6), (0.6, 1.0))), noise_multiplier=1.0)
+CORRELATED = events.BallsInBinsGaussian(
+    gram=events.Gram(((1.0, 0.6), (0.6, 1.0))), noise_multiplier=1.0
+)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize(
     ("run", "second", "most"),
     [
-        (RandomAllocationGaussian(bins=2, noise_multiplier=1.0), (0.0, 1.0), 0.01),
+        (events.RandomAllocationGaussian(bins=2, noise_multiplier=1.0), (0.0, 1.0), 0.01),
         (CORRELATED, (0.6, 0.8), 0.05),
     ],
 )
 def test_a_run_of_balls_in_bins_costs_no_less_than_its_outcomes(
-    run: Event, second: tuple[float, float], most: float, sign: int
+    run: events.Event, second: tuple[float, float], most: float, sign: int
 ) -> None:
     """Two bins, on a lattice of what both release."""
     epsilon, law = 3.0, Repetitions(mean=3.0, shape=1.0)
@@ -236,10 +228,10 @@ def test_a_run_of_balls_in_bins_costs_no_less_than_its_outcomes(
 
 
 def test_bins_that_count_as_known_bound_from_above_alone() -> None:
-    moves = GaussianMixture(weights=(0.9, 0.1), noise_multiplier=3.0)
+    moves = events.GaussianMixture(weights=(0.9, 0.1), noise_multiplier=3.0)
     bracket, known = (
-        EventCurve(Composed(events=(run, moves))).epsilon(1e-6)
-        for run in (CORRELATED, Gaussian(noise_multiplier=1.0))
+        EventCurve(events.Composed(events=(run, moves))).epsilon(1e-6)
+        for run in (CORRELATED, events.Gaussian(noise_multiplier=1.0))
     )
     assert 0 < bracket.lower < known.lower <= bracket.upper < known.upper * (1 + 1e-6)
 
@@ -260,7 +252,7 @@ def test_an_attack_on_a_run_of_balls_in_bins_gains_what_it_gains_on_its_outcomes
         apart = first[1] + after[1] <= 1
         gains = [law.win_probability(one, other) for one, other in zip(first, after, strict=True)]
         best = max(best, float(np.where(apart, gains[0] - math.exp(epsilon) * gains[1], 0).max()))
-    event = selection(RandomAllocationGaussian(bins=2, noise_multiplier=1.0), 3.0)
+    event = selection(events.RandomAllocationGaussian(bins=2, noise_multiplier=1.0), 3.0)
     assert 0.97 * best <= PostProcessedCurve(event=event).delta(epsilon).lower <= 1.03 * best
 
 
@@ -347,25 +339,35 @@ def test_pure_runs_cost_their_epsilon_as_often_as_is_known(shape: float, times: 
         (sampled(0.01, 1.0, 1000), 0.012),
         (sampled(0.3, 1.0, 1), 0.03),
         (sampled(0.02, 1.5, 500, pair="replace_one"), 0.02),
-        (Composed(events=(sampled(0.01, 1.0, 300), Gaussian(noise_multiplier=5.0))), 0.02),
         (
-            Repeated(
-                event=WithoutReplacementGaussian(
+            events.Composed(
+                events=(sampled(0.01, 1.0, 300), events.Gaussian(noise_multiplier=5.0))
+            ),
+            0.02,
+        ),
+        (
+            events.Repeated(
+                event=events.WithoutReplacementGaussian(
                     dataset_size=1000, sample_size=10, noise_multiplier=2.0
                 ),
                 count=100,
             ),
             0.6,
         ),
-        (RandomAllocationGaussian(bins=100, noise_multiplier=1.0), 0.03),
-        (Repeated(event=RandomAllocationGaussian(bins=100, noise_multiplier=1.0), count=3), 0.03),
+        (events.RandomAllocationGaussian(bins=100, noise_multiplier=1.0), 0.03),
+        (
+            events.Repeated(
+                event=events.RandomAllocationGaussian(bins=100, noise_multiplier=1.0), count=3
+            ),
+            0.03,
+        ),
     ],
     ids=[
         *("long", "one step", "replace one", "with a metric", "without replacement"),
         *("balls in bins", "bins drawn afresh"),
     ],
 )
-def test_the_bracket_of_sampled_runs_is_narrow(run: Event, width: float) -> None:
+def test_the_bracket_of_sampled_runs_is_narrow(run: events.Event, width: float) -> None:
     event = selection(run)
     low, high = lower(event), upper(event)
     assert low <= high <= low * (1 + width)
@@ -398,25 +400,27 @@ def test_one_step_is_below_what_a_lattice_of_its_outcomes_allows() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("beside", [Gaussian(noise_multiplier=10.0), Laplace(noise_multiplier=20)])
-def test_what_is_released_beside_is_composed_with_the_run(beside: Event) -> None:
+@pytest.mark.parametrize(
+    "beside", [events.Gaussian(noise_multiplier=10.0), events.Laplace(noise_multiplier=20)]
+)
+def test_what_is_released_beside_is_composed_with_the_run(beside: events.Event) -> None:
     alone = selection(sampled(0.01, 1.0, 300))
-    both = Composed(events=(alone, beside))
-    inside = selection(Composed(events=(sampled(0.01, 1.0, 300), beside)))
+    both = events.Composed(events=(alone, beside))
+    inside = selection(events.Composed(events=(sampled(0.01, 1.0, 300), beside)))
     assert upper(alone) < upper(both) < upper(inside)
     assert upper(both) < accountant("rdp").curve(both).epsilon(1e-6).upper
     assert lower(alone) <= lower(both) <= upper(both)
 
 
 def test_more_repetitions_cost_more() -> None:
-    run = Gaussian(noise_multiplier=4.0)
+    run = events.Gaussian(noise_multiplier=4.0)
     ends = [(lower(event), upper(event)) for event in (selection(run, m) for m in (1, 2, 9, 99))]
     assert all(one[1] < other[0] for one, other in itertools.pairwise(ends))
     assert ends[0][0] <= GaussianCurve(mu=0.25).epsilon(1e-6).upper
 
 
 def test_a_long_poisson_search_is_never_above_its_renyi_bound() -> None:
-    event = selection(Gaussian(noise_multiplier=30.0), 1000.0, math.inf)
+    event = selection(events.Gaussian(noise_multiplier=30.0), 1000.0, math.inf)
     assert lower(event) <= upper(event) <= accountant("rdp").curve(event).epsilon(1e-6).upper
 
 
@@ -425,7 +429,7 @@ def test_a_long_poisson_search_is_never_above_its_renyi_bound() -> None:
 def test_delta_and_epsilon_are_brackets_of_one_curve(
     epsilon: float, law: tuple[float, float]
 ) -> None:
-    event = selection(Gaussian(noise_multiplier=1.0), *law)
+    event = selection(events.Gaussian(noise_multiplier=1.0), *law)
     low = PostProcessedCurve(event=event).delta(epsilon).lower
     high = SelectionAccountant().curve(event).delta(epsilon).upper
     assert 0 <= low <= high <= 1
@@ -434,14 +438,14 @@ def test_delta_and_epsilon_are_brackets_of_one_curve(
 
 
 def test_other_events_are_not_its_own() -> None:
-    one = selection(Gaussian(noise_multiplier=2.0))
+    one = selection(events.Gaussian(noise_multiplier=2.0))
     for event in (
-        Gaussian(noise_multiplier=2.0),
-        Repeated(event=one, count=2),
-        Composed(events=(one, selection(Gaussian(noise_multiplier=3.0)))),
+        events.Gaussian(noise_multiplier=2.0),
+        events.Repeated(event=one, count=2),
+        events.Composed(events=(one, selection(events.Gaussian(noise_multiplier=3.0)))),
         selection(one),
-        selection(Laplace(noise_multiplier=1.0)),
+        selection(events.Laplace(noise_multiplier=1.0)),
     ):
         with pytest.raises(Unsupported):
             SelectionAccountant().curve(event)
-    assert SelectionAccountant().curve(Composed(events=())).epsilon(1e-6).upper == 0.0
+    assert SelectionAccountant().curve(events.Composed(events=())).epsilon(1e-6).upper == 0.0

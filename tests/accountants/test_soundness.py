@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.plan import PoissonSubsampledGaussian
+from affidavit.plan import events
 from tests.accountants import soundness
 from tests.accountants.soundness import Case, broken, draw, is_narrow, ours
 
@@ -29,7 +29,7 @@ def test_nineteen_of_twenty_brackets_are_as_narrow_as_promised() -> None:
 @pytest.mark.soak
 def test_a_bracket_moved_by_its_width_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """The laws can fail: a bound that is too low by a thousandth is found out."""
-    leaf = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=1.0)
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=1.0)
     case = Case(leaf=leaf, steps=1, delta=1e-6)
 
     def moved(event: object, delta: float, width: float = 1e-4) -> Bracket:

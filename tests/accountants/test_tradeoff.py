@@ -26,7 +26,7 @@ from affidavit.accountants.tradeoff import (
     sample_trade_off,
     type_two_gaps,
 )
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 from tests.accountants.events import poisson
 from tests.support.random_seeds import examples
 
@@ -248,8 +248,8 @@ def test_an_epsilon_delta_pair_alone_would_promise_too_much() -> None:
 def test_rare_jumps_pass_the_odds_no_more_often_than_promised() -> None:
     """One subsampled step: L > t where (1 - q) + q e^{(2x - 1)/2σ²} passes e^t."""
     q, sigma, probability = 0.01, 0.7, 1e-3
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    t = odds_exponent(FourierAccountant().curve(Repeated(event=step, count=1)), probability)
+    step = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    t = odds_exponent(FourierAccountant().curve(events.Repeated(event=step, count=1)), probability)
     x = sigma**2 * math.log((math.exp(t) - (1 - q)) / q) + 0.5
     beyond = (1 - q) * norm.sf(x / sigma) + q * norm.sf((x - 1) / sigma)
     assert beyond <= probability
@@ -264,8 +264,8 @@ def test_beliefs_follow_bayes_and_end_at_certainty() -> None:
 
 
 def test_a_method_without_lower_bounds_says_so() -> None:
-    step = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=0.8)
-    event = Repeated(event=step, count=500)
+    step = events.PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=0.8)
+    event = events.Repeated(event=step, count=500)
     loose = guess_accuracy(accountant("rdp").curve(event), 0.3)
     tight = guess_accuracy(FourierAccountant().curve(event), 0.3)
     assert loose.lower == 0.7

@@ -13,7 +13,7 @@ import mpmath
 import pytest
 
 from affidavit.accountants.registry import accountant
-from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 from tests.support.random_seeds import seeded
 
 Side = Literal["remove", "add", "replace"]
@@ -88,9 +88,9 @@ def test_two_different_steps_lie_in_the_bracket(seed: int) -> None:
             (mpmath.mpf(10 ** drawn.uniform(-3, -0.05)), mpmath.mpf(10 ** drawn.uniform(-0.5, 0.8)))
             for _ in range(2)
         ]
-        event = Composed(
+        event = events.Composed(
             events=tuple(
-                PoissonSubsampledGaussian(
+                events.PoissonSubsampledGaussian(
                     sampling_probability=float(q),
                     noise_multiplier=float(sigma),
                     pair="replace_one" if sides == ("replace",) else "add_remove",
@@ -117,10 +117,12 @@ def test_two_different_steps_lie_in_the_bracket(seed: int) -> None:
 def test_laws_of_very_different_widths_compose(
     steps: list[tuple[float, float, int]], delta: float
 ) -> None:
-    event = Composed(
+    event = events.Composed(
         events=tuple(
-            Repeated(
-                event=PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma),
+            events.Repeated(
+                event=events.PoissonSubsampledGaussian(
+                    sampling_probability=q, noise_multiplier=sigma
+                ),
                 count=count,
             )
             for q, sigma, count in steps

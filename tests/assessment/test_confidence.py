@@ -15,7 +15,10 @@ from affidavit.accountants.monte_carlo.accountant import FAILURE_PROBABILITY
 from affidavit.assessment import Assessment, certify
 from affidavit.certificate.issuance import statement
 from affidavit.gate.render import print_assessment
-from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Plan, RandomAllocationGaussian
+from affidavit.plan import (
+    Plan,
+    events,
+)
 
 BINNED: dict[str, Any] = {
     "dataset": {"name": "toy", "size": 80},
@@ -117,7 +120,7 @@ def test_the_same_plan_gives_the_same_numbers(assessment: Assessment, certified:
 def test_bins_help_and_stay_below_the_unamplified_gaussian(assessment: Assessment) -> None:
     assert assessment.epsilon is not None
     assert assessment.sensitivity is not None
-    alone = Gaussian(noise_multiplier=2 / assessment.sensitivity)
+    alone = events.Gaussian(noise_multiplier=2 / assessment.sensitivity)
     assert assessment.epsilon.upper < GaussianAccountant().curve(alone).epsilon(1e-4).lower
 
 
@@ -147,8 +150,8 @@ def test_steps_are_searched_for_by_what_is_certain(plan_of: Callable[..., Plan])
 def test_without_correlation_it_meets_the_engine_that_convolves(bins: int) -> None:
     """Two methods with nothing in common: draws here, transforms of one bin's law there."""
     rows = tuple(tuple(float(i == j) for j in range(bins)) for i in range(bins))
-    drawn = BallsInBinsGaussian(gram=Gram(rows), noise_multiplier=0.8)
-    exact = RandomAllocationGaussian(bins=bins, noise_multiplier=0.8)
+    drawn = events.BallsInBinsGaussian(gram=events.Gram(rows), noise_multiplier=0.8)
+    exact = events.RandomAllocationGaussian(bins=bins, noise_multiplier=0.8)
     for delta in (1e-3, 1e-6):
         sampled = accountant("monte_carlo").curve(drawn).epsilon(delta)
         convolved = accountant("allocation").curve(exact).epsilon(delta)

@@ -15,7 +15,10 @@ from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.random_allocation.composed import ComposedAllocationCurve
 from affidavit.assessment import certify
 from affidavit.mechanisms.strategies.tree import Tree
-from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated, plan_from
+from affidavit.plan import (
+    events,
+    plan_from,
+)
 
 DELTA = 1e-6
 PLAN: dict[str, Any] = {
@@ -110,7 +113,7 @@ def test_lots_that_amplify_nothing_by_theorem_are_not_said_to_amplify_nothing(
     """One step is exactly a subsampled release, of which the certified Gaussian is a bound."""
     noise = {"kind": "bidiagonal", "lambda": -0.9}
     lower, upper = bracket(sampling=scheme, noise=noise, steps=1, optimizer={"name": "dp_sgd"})
-    leaf = PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=1.0)
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=1.0)
     truth = FourierAccountant().curve(leaf).epsilon(DELTA)
     assert lower == pytest.approx(truth.lower, rel=1e-6)
     assert truth.upper <= upper * (1 + 1e-9)
@@ -125,15 +128,15 @@ def test_groups_are_amplified_by_the_columns_that_they_have() -> None:
     # Group 0 has the columns (1, .9, .9) and (1), group 1 the column (1, .9, .9) alone.
     long = (1 + 2 * 0.81) ** 0.5
     leaves = [
-        PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1 / norm)
+        events.PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1 / norm)
         for norm in (long, 1.0)
     ]
     assert lower <= FourierAccountant().curve(_composed(leaves)).epsilon(DELTA).upper
     assert upper >= FourierAccountant().curve(_composed(2 * leaves[:1])).epsilon(DELTA).lower
 
 
-def _composed(steps: list[PoissonSubsampledGaussian]) -> Composed:
-    return Composed(events=tuple(steps))
+def _composed(steps: list[events.PoissonSubsampledGaussian]) -> events.Composed:
+    return events.Composed(events=tuple(steps))
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
@@ -169,8 +172,8 @@ def test_cut_samples_cost_at_least_what_poisson_samples_do_at_the_rate_that_is_l
         releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 0.614}],
         allow_large_delta={"reason": "as published"},
     )
-    leaf = PoissonSubsampledGaussian(sampling_probability=lot / size, noise_multiplier=0.614)
-    whole = FourierAccountant().curve(Repeated(event=leaf, count=steps)).epsilon(delta)
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=lot / size, noise_multiplier=0.614)
+    whole = FourierAccountant().curve(events.Repeated(event=leaf, count=steps)).epsilon(delta)
     # The cut takes less than 0.2 % of the rate at the least of these sizes.
     assert 0.998 * whole.lower <= lower <= upper
     # Where cuts are frequent, others that contribute show them.

@@ -12,7 +12,10 @@ import pytest
 from affidavit.accountants.privacy_filter import divergences
 from affidavit.assessment import CertificateDiffers, certify, run_of
 from affidavit.certificate.issuance import issue
-from affidavit.plan import Composed, Plan
+from affidavit.plan import (
+    Plan,
+    events,
+)
 from affidavit.trust import SigningKey, read_envelope
 
 POISSON = {"scheme": "poisson", "lot_size": 20}
@@ -68,7 +71,7 @@ def test_steps_that_add_up_cost_what_they_are_and_all_others_everything(
 def test_no_step_costs_nothing_but_a_metric_is_charged(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of()
     engine, stated = said_of(plan)
-    assert run_of(plan, engine, predicate=stated).event_of(0) == Composed(events=())
+    assert run_of(plan, engine, predicate=stated).event_of(0) == events.Composed(events=())
     metric = {"kind": "gaussian", "name": "loss", "noise_multiplier": 30}
     beside = plan_of(extra=[metric])
     engine, stated = said_of(beside)

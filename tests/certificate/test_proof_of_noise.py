@@ -21,7 +21,10 @@ from affidavit.mechanisms.correlation import Correlation
 from affidavit.mechanisms.strategies.participation_mixture import ParticipationMixture
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity
 from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.plan import RandomAllocationGaussian, alternatives, plan_from
+from affidavit.plan import (
+    events,
+    plan_from,
+)
 
 CYCLIC = {"scheme": "cyclic", "lot_size": 100}
 APART = {"schema": "min_separation", "participations": 3, "separation": 5}
@@ -45,7 +48,7 @@ def plan_document(**changes: Any) -> dict[str, Any]:
 
 def lowered_and_required(document: dict[str, Any], *, bound: int = 0) -> None:
     lowered = lower(plan_from(document))
-    certificate_proof._require_noise(lowered, alternatives(lowered.event())[bound])
+    certificate_proof._require_noise(lowered, events.alternatives(lowered.event())[bound])
 
 
 BLT = {"kind": "blt", "decays": [0.9, 0.5], "scales": [0.3, 0.2]}
@@ -333,7 +336,7 @@ def test_an_allocation_of_shuffled_lots_has_their_noise_and_no_more_bins() -> No
 
     def is_proved(bins: int, sigma: float, lot: int = 6) -> bool:
         document = {**plan, "sampling": {"scheme": "shuffled", "lot_size": lot}}
-        leaf = RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
+        leaf = events.RandomAllocationGaussian(bins=bins, noise_multiplier=sigma)
         return certificate_proof._has_noise_and_lots(
             lower(plan_from(document)), 0, leaf, [(1, Fraction(6))]
         )

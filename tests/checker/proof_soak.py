@@ -14,44 +14,35 @@ from pathlib import Path
 from affidavit.accountants import search_witness
 from affidavit.accountants.registry import accountant
 from affidavit.checker import Unproved, Witness, prove
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 MAX_ABOVE = 1e-4
 LOOSENESS = 0.99 * MAX_ABOVE
 """Of a search, so that decimals that are rounded up stay below ``MAX_ABOVE``."""
 
 
-def random_run(draw: random.Random) -> Event:
+def random_run(draw: random.Random) -> events.Event:
     """A run of one to three kinds of release, of all kinds that have a row."""
 
-    def release() -> Event:
+    def release() -> events.Event:
         q, sigma = 10 ** draw.uniform(-4, -0.5), 10 ** draw.uniform(-0.25, 1)
         steps = int(10 ** draw.uniform(0, 3))
         match draw.randrange(5):
             case 0 | 1 as replaced:
-                leaf: Event = PoissonSubsampledGaussian(
+                leaf: events.Event = events.PoissonSubsampledGaussian(
                     sampling_probability=q,
                     noise_multiplier=sigma,
                     pair="replace_one" if replaced else "add_remove",
                 )
             case 2:
-                leaf = WithoutReplacementGaussian(
+                leaf = events.WithoutReplacementGaussian(
                     dataset_size=10_000,
                     sample_size=max(1, round(q * 10_000)),
                     noise_multiplier=2 * sigma,
                 )
             case 3:
                 lot = max(1, round(2000 * q + draw.uniform(0, 5) * (2000 * q) ** 0.5))
-                leaf = TruncatedPoissonGaussian(
+                leaf = events.TruncatedPoissonGaussian(
                     dataset_size=2000,
                     sampling_probability=q,
                     max_lot_size=min(2000, lot),
@@ -59,22 +50,22 @@ def random_run(draw: random.Random) -> Event:
                     neighbours=draw.choice(("add_remove", "zero_out", "replace_one")),
                 )
             case _:
-                leaf = Gaussian(noise_multiplier=sigma * steps**0.5)
-        return Repeated(event=leaf, count=steps)
+                leaf = events.Gaussian(noise_multiplier=sigma * steps**0.5)
+        return events.Repeated(event=leaf, count=steps)
 
     if draw.random() < 0.1:
-        return RandomAllocationGaussian(
+        return events.RandomAllocationGaussian(
             bins=draw.randrange(2, 200), noise_multiplier=draw.uniform(0.6, 5)
         )
-    return Composed(events=tuple(release() for _ in range(draw.choice((1, 1, 1, 1, 2, 3)))))
+    return events.Composed(events=tuple(release() for _ in range(draw.choice((1, 1, 1, 1, 2, 3)))))
 
 
-def proved_above(event: Event, delta: float) -> float | None:
+def proved_above(event: events.Event, delta: float) -> float | None:
     """How far above the engine's upper end a bound is proved, relative to it; None for ε = 0.
 
     Raises ``Unproved`` where none is, and ``AssertionError`` where one below the truth is.
     """
-    name = "allocation" if isinstance(event, RandomAllocationGaussian) else "fourier"
+    name = "allocation" if isinstance(event, events.RandomAllocationGaussian) else "fourier"
     bracket = accountant(name).curve(event).epsilon(delta)
     if bracket.upper == 0:
         return None
@@ -89,13 +80,13 @@ def proved_above(event: Event, delta: float) -> float | None:
     raise AssertionError(f"ε ≤ {below} is proved of {event} at δ = {delta}")
 
 
-def numbered_run(seed: int, index: int) -> tuple[Event, float]:
+def numbered_run(seed: int, index: int) -> tuple[events.Event, float]:
     """A run and its δ, the same whatever was drawn before."""
     draw = random.Random(f"{seed}/{index}")
     return random_run(draw), 10 ** draw.uniform(-10, -4)
 
 
-def outcome(event: Event, delta: float) -> str:
+def outcome(event: events.Event, delta: float) -> str:
     """What came of one run, as a line."""
     try:
         ratio = proved_above(event, delta)

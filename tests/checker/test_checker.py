@@ -42,57 +42,49 @@ from affidavit.checker import (
 )
 from affidavit.checker.proof import _excess
 from affidavit.mechanisms.strategies import Participation, Tree
-from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    EitherBound,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    Laplace,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    Repeated,
-    ReplacedAllocationGaussian,
-    TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
-)
-from affidavit.plan.events import Neighbours, SubsampledPair
+from affidavit.plan import events
 from tests.checker.proof_soak import LOOSENESS, numbered_run, outcome
 
 DELTA = 1e-6
 
 
-def poisson(q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remove") -> Repeated:
-    release = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair)
-    return Repeated(event=release, count=steps)
+def poisson(
+    q: float, sigma: float, steps: int, pair: events.SubsampledPair = "add_remove"
+) -> events.Repeated:
+    release = events.PoissonSubsampledGaussian(
+        sampling_probability=q, noise_multiplier=sigma, pair=pair
+    )
+    return events.Repeated(event=release, count=steps)
 
 
-def fixed_size(size: int, lot: int, sigma: float, steps: int) -> Repeated:
-    release = WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=sigma)
-    return Repeated(event=release, count=steps)
+def fixed_size(size: int, lot: int, sigma: float, steps: int) -> events.Repeated:
+    release = events.WithoutReplacementGaussian(
+        dataset_size=size, sample_size=lot, noise_multiplier=sigma
+    )
+    return events.Repeated(event=release, count=steps)
 
 
-def cut(neighbours: Neighbours, steps: int, *, size: int = 2000, lot: int = 30) -> Repeated:
-    release = TruncatedPoissonGaussian(
+def cut(
+    neighbours: events.Neighbours, steps: int, *, size: int = 2000, lot: int = 30
+) -> events.Repeated:
+    release = events.TruncatedPoissonGaussian(
         dataset_size=size,
         sampling_probability=0.01,
         max_lot_size=lot,
         noise_multiplier=1.0,
         neighbours=neighbours,
     )
-    return Repeated(event=release, count=steps)
+    return events.Repeated(event=release, count=steps)
 
 
-RUNS: dict[str, Event] = {
+RUNS: dict[str, events.Event] = {
     "add_remove": poisson(0.2, 4.0, 410),
     "few rare steps": poisson(1e-4, 1.0, 5),
-    "phases": Composed(
+    "phases": events.Composed(
         events=(
             poisson(0.01, 1.2, 50),
             poisson(0.02, 2.0, 30, "replace_one"),
-            Repeated(event=Gaussian(noise_multiplier=20.0), count=3),
+            events.Repeated(event=events.Gaussian(noise_multiplier=20.0), count=3),
         )
     ),
     "fixed size": fixed_size(1000, 10, 2.0, 20),
@@ -122,7 +114,7 @@ def test_it_proves_the_engines_bound_within_1e_4(name: str) -> None:
 @pytest.mark.parametrize("place", ["replace_one", "zero_out", None])
 def test_sums_of_differences_are_those_of_the_engine(place: Any) -> None:
     """In balls and integers on lattices, where the engine inverts a transform."""
-    leaf = ReplacedAllocationGaussian(bins=30, noise_multiplier=4.0, drawn=0.9, place=place)
+    leaf = events.ReplacedAllocationGaussian(bins=30, noise_multiplier=4.0, drawn=0.9, place=place)
     for (part,), order in zip(dominating_pairs.laws(leaf), replaced_orders(leaf), strict=False):
         (run,) = _witness((part,), _spread(part[0]), 1.0, 64).rules
         for delta in (1e-2, 1e-6):
@@ -133,8 +125,10 @@ def test_sums_of_differences_are_those_of_the_engine(place: Any) -> None:
 
 
 def test_a_record_in_the_place_of_another_has_a_statement() -> None:
-    leaf = ReplacedAllocationGaussian(bins=2, noise_multiplier=4.0, drawn=0.9, place="replace_one")
-    run = Repeated(event=leaf, count=2)
+    leaf = events.ReplacedAllocationGaussian(
+        bins=2, noise_multiplier=4.0, drawn=0.9, place="replace_one"
+    )
+    run = events.Repeated(event=leaf, count=2)
     upper = AllocationAccountant().curve(run).epsilon(1e-4).upper
     (direction,) = dominating_pairs.laws(run)
     part = _witness(direction, _spread(direction[0][0]), upper, 32)
@@ -156,7 +150,7 @@ def test_the_bracket_of_little_noise_is_narrow_and_its_upper_end_proved() -> Non
 
 
 def test_one_gaussian_mechanism_is_its_closed_form() -> None:
-    event = Repeated(event=Gaussian(noise_multiplier=2.0), count=9)
+    event = events.Repeated(event=events.Gaussian(noise_multiplier=2.0), count=9)
     with mpmath.workdps(60):
         mu, epsilon = mpmath.mpf(1.5), mpmath.mpf(4)
         truth = mpmath.ncdf(mu / 2 - epsilon / mu)
@@ -186,19 +180,19 @@ def test_a_witness_for_another_run_does_not_prove_this_one() -> None:
         with pytest.raises(Unproved, match="above"):
             prove(witness, other)
     with pytest.raises(Unproved, match="other releases"):
-        prove(witness, Composed(events=(poisson(0.2, 4.0, 1), poisson(0.1, 4.0, 1))))
+        prove(witness, events.Composed(events=(poisson(0.2, 4.0, 1), poisson(0.1, 4.0, 1))))
 
 
 def test_what_has_no_statement_is_refused() -> None:
-    event = Composed(events=(poisson(0.2, 4.0, 4), Laplace(noise_multiplier=3.0)))
+    event = events.Composed(events=(poisson(0.2, 4.0, 4), events.Laplace(noise_multiplier=3.0)))
     with pytest.raises(Unproved, match="Laplace") as refusal:
         search_witness(event, Bracket(lower=1.0, upper=1.0), DELTA, LOOSENESS)
     assert refusal.value.code == "no_statement"
 
 
 def test_a_witness_survives_its_document_and_bad_documents_are_refused() -> None:
-    event = Composed(
-        events=(poisson(0.3, 2.0, 1), RandomAllocationGaussian(bins=2, noise_multiplier=3.0))
+    event = events.Composed(
+        events=(poisson(0.3, 2.0, 1), events.RandomAllocationGaussian(bins=2, noise_multiplier=3.0))
     )
     sums = Grid(step=2.0**-10, reach=64, scales=10, bits=128, linear=True)
     rule = Rule(spacing=0.1, reach=9.0)
@@ -241,8 +235,8 @@ def test_a_thousand_random_runs_are_proved_within_1e_4(block: int) -> None:
 
 def test_a_cover_of_as_many_lots_as_there_are_is_proved() -> None:
     """The engine's chances and the checker's differ by their rounding alone."""
-    event = Repeated(
-        event=TruncatedPoissonGaussian(
+    event = events.Repeated(
+        event=events.TruncatedPoissonGaussian(
             dataset_size=2000,
             sampling_probability=0.025160764349291532,
             max_lot_size=65,
@@ -375,7 +369,7 @@ def test_a_hostile_document_is_refused_at_once(path: str, values: tuple[Any, ...
 @pytest.mark.soak
 @pytest.mark.parametrize("neighbours", ["zero_out", "add_remove"])
 def test_any_cover_is_sound_and_none_proves_less_than_what_is_attained(
-    neighbours: Neighbours,
+    neighbours: events.Neighbours,
 ) -> None:
     """A witness may choose what hides a cut as it likes; what it cannot cover is refused."""
     event, draw = cut(neighbours, 2, size=10**6, lot=10_050), random.Random(9)
@@ -449,8 +443,10 @@ def test_threads_that_prove_at_once_prove_what_each_proves_alone() -> None:
 
 
 def test_a_selection_among_runs_with_two_bounds_has_no_statement() -> None:
-    run = EitherBound(events=(Gaussian(noise_multiplier=2), Gaussian(noise_multiplier=3)))
-    event = RepeatAndSelect(event=run, mean=2.0, shape=1.0)
+    run = events.EitherBound(
+        events=(events.Gaussian(noise_multiplier=2), events.Gaussian(noise_multiplier=3))
+    )
+    event = events.RepeatAndSelect(event=run, mean=2.0, shape=1.0)
     with pytest.raises(Unproved) as refusal:
         search_witness(event, Bracket(lower=1.0, upper=2.0), 1e-6, 0.1)
     assert refusal.value.code == "no_statement"
@@ -459,7 +455,7 @@ def test_a_selection_among_runs_with_two_bounds_has_no_statement() -> None:
 def test_a_link_that_no_engine_bounds_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     searching = "affidavit.accountants.witness_search.certain_accountants"
     monkeypatch.setattr(searching, lambda: iter([GaussianAccountant()]))
-    chain = ChainOfNeighbours(event=poisson(0.01, 1.0, 100), links=2)
+    chain = events.ChainOfNeighbours(event=poisson(0.01, 1.0, 100), links=2)
     with pytest.raises(Unproved) as refusal:
         search_witness(chain, Bracket(lower=1.0, upper=2.0), 1e-6, 0.1)
     assert refusal.value.code == "not_proved"
@@ -514,7 +510,7 @@ def test_no_law_below_that_of_enumerated_participations_is_accepted(
             draws: participation.Draws = draws,
         ) -> bool:
             weights = np.maximum(-np.diff(law, prepend=1.0), 1e-30)
-            leaf = GaussianMixture(
+            leaf = events.GaussianMixture(
                 weights=tuple(weights / weights.sum()), noise_multiplier=noise / spacing
             )
             return participation.is_participation_covered(

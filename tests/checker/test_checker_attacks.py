@@ -24,7 +24,7 @@ from affidavit.checker import (
     dominating_pairs,
     prove,
 )
-from affidavit.plan import Event
+from affidavit.plan import events
 from tests.accountants.exact_curves import BY_QUADRATURE, CLOSED, DIGITS, ExactRun
 
 Draw = Callable[[random.Random], ExactRun]
@@ -33,7 +33,7 @@ SURE = mpf(10) ** -15
 TINY = mpf(10) ** -10
 
 
-def witness_of(event: Event, fineness: int = 1) -> tuple[RunWitness, ...]:
+def witness_of(event: events.Event, fineness: int = 1) -> tuple[RunWitness, ...]:
     """A witness for each direction that proves a single release within a few percent."""
     sums = Grid(step=2.0**-10 / fineness, reach=64 * fineness, scales=16, bits=176, linear=True)
     grid = Grid(step=0.002 / fineness, reach=128 * fineness, scales=8, bits=128)
@@ -109,7 +109,7 @@ def test_what_is_proved_of_many_random_runs_lies_just_above_the_truth(kind: Draw
 class Target:
     """A run, an honest document for it, and ε with what δ is there at the least."""
 
-    event: Event
+    event: events.Event
     document: dict[str, Any]
     epsilon: str
     truth: mpf

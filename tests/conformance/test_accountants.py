@@ -18,15 +18,7 @@ from affidavit.accountants import (
     accountant,
     engine_versions,
 )
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-)
+from affidavit.plan import events
 from tests.support.random_seeds import examples
 
 DELTA = 1e-5
@@ -43,36 +35,36 @@ WOBBLE = {
 """How far two answers of one engine to one question may differ: the width it works at."""
 
 
-def gaussian(sigma: float, count: int = 1) -> Event:
-    return Repeated(event=Gaussian(noise_multiplier=sigma), count=count)
+def gaussian(sigma: float, count: int = 1) -> events.Event:
+    return events.Repeated(event=events.Gaussian(noise_multiplier=sigma), count=count)
 
 
-def poisson(q: float, sigma: float, count: int) -> Event:
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    return Repeated(event=step, count=count)
+def poisson(q: float, sigma: float, count: int) -> events.Event:
+    step = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    return events.Repeated(event=step, count=count)
 
 
 @functools.cache
-def curve(name: str, event: Event) -> PrivacyCurve:
+def curve(name: str, event: events.Event) -> PrivacyCurve:
     """One for each question: what several laws ask of an engine costs most of this file's time."""
     return accountant(name).curve(event)
 
 
-def upper(name: str, event: Event, delta: float = DELTA) -> float:
+def upper(name: str, event: events.Event, delta: float = DELTA) -> float:
     return curve(name, event).epsilon(delta).upper
 
 
 EVENTS = {
     "gaussian": gaussian(2.0, 3),
     "poisson": poisson(0.02, 1.0, 300),
-    "truncated": Repeated(
-        event=TruncatedPoissonGaussian(
+    "truncated": events.Repeated(
+        event=events.TruncatedPoissonGaussian(
             dataset_size=1000, sampling_probability=0.02, max_lot_size=40, noise_multiplier=2.0
         ),
         count=20,
     ),
-    "allocation": RandomAllocationGaussian(bins=40, noise_multiplier=1.0),
-    "mixed": Composed(events=(gaussian(4.0), poisson(0.05, 1.5, 100))),
+    "allocation": events.RandomAllocationGaussian(bins=40, noise_multiplier=1.0),
+    "mixed": events.Composed(events=(gaussian(4.0), poisson(0.05, 1.5, 100))),
 }
 LESS = {
     "noise": ("poisson", poisson(0.02, 1.0, 300), poisson(0.02, 1.1, 300)),
@@ -142,7 +134,7 @@ def test_lower_is_at_most_upper_and_both_are_finite(name: str, kind: str, delta:
 
 @everywhere
 def test_the_empty_composition_costs_nothing(name: str) -> None:
-    for nothing in (Composed(events=()), gaussian(1.0, 0), poisson(0.1, 1.0, 0)):
+    for nothing in (events.Composed(events=()), gaussian(1.0, 0), poisson(0.1, 1.0, 0)):
         result = accountant(name).curve(nothing)
         assert result.epsilon(DELTA).upper == 0
         assert result.delta(1.0).upper == 0
@@ -151,23 +143,23 @@ def test_the_empty_composition_costs_nothing(name: str) -> None:
 @of_its_events
 def test_composing_n_times_is_composing_with_n(name: str, kind: str) -> None:
     event = EVENTS[kind]
-    twice = upper(name, Composed(events=(event, event)))
-    with_two = upper(name, Repeated(event=event, count=2))
+    twice = upper(name, events.Composed(events=(event, event)))
+    with_two = upper(name, events.Repeated(event=event, count=2))
     assert twice == with_two
 
 
 @of_sampled
 def test_the_order_of_releases_is_irrelevant(name: str) -> None:
     first, second = poisson(0.02, 1.0, 50), poisson(0.05, 2.0, 20)
-    assert upper(name, Composed(events=(first, second))) == upper(
-        name, Composed(events=(second, first))
+    assert upper(name, events.Composed(events=(first, second))) == upper(
+        name, events.Composed(events=(second, first))
     )
 
 
 @of_its_events
 def test_a_further_release_never_lowers_epsilon(name: str, kind: str) -> None:
     event = EVENTS[kind]
-    more = Composed(events=(event, gaussian(50.0)))
+    more = events.Composed(events=(event, gaussian(50.0)))
     assert upper(name, more) >= upper(name, event) * (1 - WOBBLE.get(name, 1e-6))
 
 

@@ -12,15 +12,9 @@ from typing import Any
 
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    Event,
-    Gaussian,
     MalformedPlan,
     RefusedPlan,
-    Repeated,
-    alternatives,
-    event_document,
+    events,
     plan_from,
 )
 
@@ -40,30 +34,30 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def releases(event: Event, times: int = 1) -> Iterator[tuple[Any, int]]:
+def releases(event: events.Event, times: int = 1) -> Iterator[tuple[Any, int]]:
     """The releases of ``event`` with their counts."""
     match event:
-        case Repeated(event=inner, count=count):
+        case events.Repeated(event=inner, count=count):
             yield from releases(inner, times * count)
-        case Composed(events=members):
+        case events.Composed(events=members):
             for inner in members:
                 yield from releases(inner, times)
-        case ChainOfNeighbours(event=inner, links=links):
-            yield (links, frozenset(map(counted, alternatives(inner)))), times
+        case events.ChainOfNeighbours(event=inner, links=links):
+            yield (links, frozenset(map(counted, events.alternatives(inner)))), times
         case _:
             yield event, times
 
 
-def counted(event: Event) -> frozenset[tuple[Any, Any]]:
+def counted(event: events.Event) -> frozenset[tuple[Any, Any]]:
     """The releases of ``event`` with their counts; Gaussian ones are one by their precision."""
     result: Counter[Any] = Counter()
     precision = 0.0
     for release, count in releases(event):
-        if isinstance(release, Gaussian):
+        if isinstance(release, events.Gaussian):
             precision += count / release.noise_multiplier**2
         else:
             is_chain = isinstance(release, tuple)
-            result[release if is_chain else rounded(event_document(release))] += count
+            result[release if is_chain else rounded(events.event_document(release))] += count
     return frozenset({**result, "precision": rounded(precision)}.items())
 
 
@@ -83,7 +77,7 @@ def meaning_of(lowered: Lowered) -> Any:
             epoch, number = phase.attack
             attacks[rounded(dataclasses.asdict(epoch))] += number
     return (
-        frozenset(map(counted, alternatives(bounds))),
-        frozenset(map(counted, alternatives(attained))),
+        frozenset(map(counted, events.alternatives(bounds))),
+        frozenset(map(counted, events.alternatives(attained))),
         attacks,
     )

@@ -15,17 +15,11 @@ from affidavit.mechanisms import draw_repetitions
 from affidavit.mechanisms.joint_gaussian import add_same_lot_blocks
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
-    Composed,
-    Gaussian,
-    Laplace,
     MalformedPlan,
     Plan,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
     RefusedPlan,
-    RepeatAndSelect,
-    Repeated,
     Selection,
+    events,
 )
 
 Make = Callable[..., Plan]
@@ -56,8 +50,8 @@ def test_a_clipping_count_is_a_block_of_clip_norm_one_half_on_the_same_lot(
     as_block = lower(plan_of(**shared, releases=[gradient, bit])).event().events
     assert len(adapted) == len(as_block) == 1
     (one, two) = adapted[0], as_block[0]
-    assert isinstance(one, Repeated)
-    assert isinstance(two, Repeated)
+    assert isinstance(one, events.Repeated)
+    assert isinstance(two, events.Repeated)
     assert one.count == two.count
     assert one.event.noise_multiplier == pytest.approx(two.event.noise_multiplier, rel=1e-14)
     assert one.event.noise_multiplier <= two.event.noise_multiplier
@@ -88,8 +82,8 @@ def test_it_is_never_a_release_with_a_sample_of_its_own(plan_of: Make) -> None:
 def test_several_counts_are_several_blocks(plan_of: Make) -> None:
     def multiplier(*extra: dict[str, Any]) -> float:
         (run,) = lower(plan_of(**POISSON, extra=list(extra))).event().events
-        assert isinstance(run, Repeated)
-        assert isinstance(run.event, PoissonSubsampledGaussian)
+        assert isinstance(run, events.Repeated)
+        assert isinstance(run.event, events.PoissonSubsampledGaussian)
         return run.event.noise_multiplier
 
     twice = multiplier(QUANTILE, {**QUANTILE, "name": "other"})
@@ -143,12 +137,14 @@ def test_adapted_clip_norms_are_refused_where_a_step_remembers(
 def test_a_sampled_metric_is_amplified_for_a_record_that_is_there_or_not(plan_of: Make) -> None:
     metric = {**METRIC, "count": 4, "sampling_probability": 0.1}
     (_, event) = lower(plan_of(extra=[metric])).event().events
-    leaf = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=30)
-    assert event == Repeated(event=leaf, count=4)
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=30)
+    assert event == events.Repeated(event=leaf, count=4)
     users = {"size": 1000, "unit": "user", "contributions_per_user": 3}
     (_, event) = lower(plan_of(dataset=users, extra=[metric])).event().events
-    group = PoissonSampledGroupGaussian(records=3, sampling_probability=0.1, noise_multiplier=30)
-    assert event == Repeated(event=group, count=4)
+    group = events.PoissonSampledGroupGaussian(
+        records=3, sampling_probability=0.1, noise_multiplier=30
+    )
+    assert event == events.Repeated(event=group, count=4)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +171,7 @@ def test_a_laplace_metric_composes_with_the_run(plan_of: Make) -> None:
     laplace = {"kind": "laplace", "name": "count", "noise_multiplier": 4, "count": 2}
     users = {"size": 1000, "unit": "user", "contributions_per_user": 2}
     (_, event) = lower(plan_of(extra=[laplace], dataset=users)).event().events
-    assert event == Repeated(event=Laplace(noise_multiplier=2.0), count=2)
+    assert event == events.Repeated(event=events.Laplace(noise_multiplier=2.0), count=2)
     plain = certify(plan_of(), second_opinion=False).epsilon
     result = certify(plan_of(extra=[laplace]))
     assert [opinion.name for opinion in result.accountants] == ["fourier", "pld"]
@@ -191,9 +187,11 @@ def test_a_laplace_metric_composes_with_the_run(plan_of: Make) -> None:
 def test_the_whole_run_is_repeated_with_the_metrics_that_are_part_of_it(plan_of: Make) -> None:
     score = {**METRIC, "name": "score", "each_repetition": True}
     (selected, beside) = lower(plan_of(extra=[METRIC, SEARCH, score])).event().events
-    run = Repeated(event=Gaussian(noise_multiplier=20.0), count=10)
-    metric = Repeated(event=Gaussian(noise_multiplier=30.0), count=1)
-    assert selected == RepeatAndSelect(event=Composed(events=(run, metric)), mean=10, shape=0.5)
+    run = events.Repeated(event=events.Gaussian(noise_multiplier=20.0), count=10)
+    metric = events.Repeated(event=events.Gaussian(noise_multiplier=30.0), count=1)
+    assert selected == events.RepeatAndSelect(
+        event=events.Composed(events=(run, metric)), mean=10, shape=0.5
+    )
     assert beside == metric
 
 
@@ -205,7 +203,7 @@ def test_a_distribution_with_a_name_has_its_shape(
 ) -> None:
     named = {key: value for key, value in SEARCH.items() if key != "shape"}
     (event,) = lower(plan_of(extra=[{**named, "distribution": distribution}])).event().events
-    assert isinstance(event, RepeatAndSelect)
+    assert isinstance(event, events.RepeatAndSelect)
     assert event.shape == shape
 
 

@@ -35,10 +35,8 @@ from affidavit.mechanisms.strategies.participation_mixture import (
 )
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.plan import (
-    ChainOfNeighbours,
     RefusedPlan,
-    SampledColumns,
-    alternatives,
+    events,
     plan_from,
 )
 
@@ -155,8 +153,8 @@ def test_each_bound_of_a_replaced_record_contains_what_enumerated_participations
     mixture = patterns(4, 0.25 / (1 - 0.25 * (apart - 1)), apart, warm=True)
     truth, error = spent(mixture, strategy(coefficients, 4), 1.5, 0.5, replaced=True)
     run = lower(plan_from(plan(adjacency="replace_one", sampling=scheme, noise=noise)))
-    bounds, attained = alternatives(run.event()), alternatives(run.attained())
-    own = [bound for bound in bounds if not isinstance(bound, ChainOfNeighbours)]
+    bounds, attained = events.alternatives(run.event()), events.alternatives(run.attained())
+    own = [bound for bound in bounds if not isinstance(bound, events.ChainOfNeighbours)]
     assert len(own) > 1
     for bound in own:
         assert FourierAccountant().curve(bound).delta(0.5).upper >= truth - error
@@ -180,7 +178,11 @@ def test_each_bound_of_a_user_contains_what_enumerated_records_cost(
     both = [(chance, rows) for rows, chance in law.items()]
     user = {"size": 40, "unit": "user", "contributions_per_user": 2}
     run = lower(plan_from(plan(adjacency=adjacency, noise=noise, dataset=user)))
-    bounds = [one for one in alternatives(run.event()) if not isinstance(one, ChainOfNeighbours)]
+    bounds = [
+        one
+        for one in events.alternatives(run.event())
+        if not isinstance(one, events.ChainOfNeighbours)
+    ]
     assert len(bounds) > 1
     truth, error = spent(
         both, strategy(coefficients, 4), 1.5, 0.6, replaced=adjacency == "replace_one"
@@ -210,7 +212,7 @@ def test_a_moment_is_that_of_enumerated_records_from_the_worst_start(
     separation: int, products: tuple[float, ...], order: int
 ) -> None:
     steps, p, products = 3, 0.2, products or (1.0,)
-    run = SampledColumns(
+    run = events.SampledColumns(
         products=products,
         sampling_probability=p,
         separation=separation,
@@ -245,7 +247,7 @@ def test_a_moment_is_that_of_enumerated_records_from_the_worst_start(
 def test_a_moment_of_stretches_is_above_that_of_enumerated_records(p: float, order: int) -> None:
     steps, separation = 5, 2
     for products, beyond in (((1.0, 0.5, 0.2), 0.0), ((0.6, 0.7, 0.0, 0.3), 0.1), ((1.0,), 0.4)):
-        run = SampledColumns(
+        run = events.SampledColumns(
             products=products,
             sampling_probability=p,
             separation=separation,
@@ -279,7 +281,7 @@ def test_a_moment_of_stretches_is_above_that_of_enumerated_records(p: float, ord
 def test_moments_of_one_order_leave_the_other_one_to_other_bounds() -> None:
     run = MomentCurve(
         runs=(
-            SampledColumns(
+            events.SampledColumns(
                 products=(1.0,),
                 sampling_probability=0.01,
                 separation=1,

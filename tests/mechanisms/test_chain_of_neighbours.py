@@ -16,13 +16,7 @@ from affidavit import delta, epsilon
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.mechanisms import lower
 from affidavit.plan import (
-    ChainOfNeighbours,
-    Composed,
-    EitherBound,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    alternatives,
+    events,
     plan_from,
 )
 
@@ -194,10 +188,10 @@ def test_the_rounds_of_a_group_show_a_replaced_record() -> None:
             target={"delta": 1e-6},
         )
     )
-    step = PoissonSubsampledGaussian(
+    step = events.PoissonSubsampledGaussian(
         sampling_probability=0.2, noise_multiplier=4.0, pair="replace_one"
     )
-    truth = FourierAccountant().curve(Repeated(event=step, count=25)).epsilon(1e-6)
+    truth = FourierAccountant().curve(events.Repeated(event=step, count=25)).epsilon(1e-6)
     assert whole.lower == pytest.approx(truth.lower, rel=1e-3)
     assert truth.lower <= whole < 1.2 * truth.lower
 
@@ -213,18 +207,18 @@ def test_no_chain_adds_records_to_lots_that_are_cut(adjacency: str, chained: boo
         steps=4,
         noise={"kind": "bsr", "bands": 2},
     )
-    bounds = alternatives(lower(plan_from(document)).event())
-    assert any(isinstance(bound, ChainOfNeighbours) for bound in bounds) == chained
+    bounds = events.alternatives(lower(plan_from(document)).event())
+    assert any(isinstance(bound, events.ChainOfNeighbours) for bound in bounds) == chained
 
 
 def test_what_is_beside_a_chain_is_inside_it() -> None:
-    chain = ChainOfNeighbours(event=Gaussian(noise_multiplier=2.0), links=2)
-    beside = Gaussian(noise_multiplier=5.0)
-    either = EitherBound(events=(Gaussian(noise_multiplier=1.0), chain))
-    own, around = alternatives(Composed(events=(either, beside)))
-    assert own == Composed(events=(Gaussian(noise_multiplier=1.0), beside))
-    assert around == ChainOfNeighbours(
-        event=Composed(events=(Gaussian(noise_multiplier=2.0), beside)), links=2
+    chain = events.ChainOfNeighbours(event=events.Gaussian(noise_multiplier=2.0), links=2)
+    beside = events.Gaussian(noise_multiplier=5.0)
+    either = events.EitherBound(events=(events.Gaussian(noise_multiplier=1.0), chain))
+    own, around = events.alternatives(events.Composed(events=(either, beside)))
+    assert own == events.Composed(events=(events.Gaussian(noise_multiplier=1.0), beside))
+    assert around == events.ChainOfNeighbours(
+        event=events.Composed(events=(events.Gaussian(noise_multiplier=2.0), beside)), links=2
     )
 
 
@@ -242,7 +236,7 @@ def test_links_of_bins_cost_no_more_where_noise_has_one_sign() -> None:
                 )
             )
         ).event()
-        *_, told = alternatives(event)
-        assert isinstance(told, ChainOfNeighbours)
+        *_, told = events.alternatives(event)
+        assert isinstance(told, events.ChainOfNeighbours)
         links.append(told)
     assert links[0] == links[1]

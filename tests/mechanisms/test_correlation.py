@@ -15,15 +15,10 @@ from affidavit.mechanisms.obligations import obligations_of
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.plan import (
-    BallsInBinsGaussian,
-    EitherBound,
-    Gaussian,
     Plan,
-    PoissonSubsampledGaussian,
     Reason,
     RefusedPlan,
-    Repeated,
-    alternatives,
+    events,
     explain,
 )
 from tests.mechanisms.strategies.brute_force import bound
@@ -50,7 +45,7 @@ def stream(plan_of: Make) -> Make:
 
 def only(plan: Plan) -> Any:
     run = lower(plan).event()
-    (event,) = (run.events[0] if isinstance(run, EitherBound) else run).events
+    (event,) = (run.events[0] if isinstance(run, events.EitherBound) else run).events
     return event
 
 
@@ -65,7 +60,7 @@ def refusal(plan: Plan) -> Reason:
 
 def test_a_fixed_order_is_one_gaussian_with_the_sensitivity_of_the_inverse(stream: Make) -> None:
     event = only(stream())
-    assert isinstance(event, Gaussian)
+    assert isinstance(event, events.Gaussian)
     assert event.noise_multiplier <= 20 / SENSITIVITY
     assert event.noise_multiplier == pytest.approx(20 / SENSITIVITY, rel=1e-14)
 
@@ -111,7 +106,7 @@ def test_fresh_lots_are_those_of_independent_noise_over_the_norm_of_the_strategy
         releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 20 / at.sensitivity.value}],
     )
     assert at.route == "white_noise"
-    run, same = alternatives(only(plan))[0], only(alone)
+    run, same = events.alternatives(only(plan))[0], only(alone)
     assert run.count == same.count == 30
     assert run.event.noise_multiplier == pytest.approx(same.event.noise_multiplier, rel=1e-12)
     assert run.event.noise_multiplier <= same.event.noise_multiplier
@@ -134,7 +129,7 @@ def test_of_sampled_rounds_and_the_whole_run_the_cheaper_is_taken(
     assert correlation.at(400).route == route
     always = Participation.fixed_epoch(participations=400, separation=1)
     worst = correlation.at(400).strategy.sensitivity(always).value
-    whole = Gaussian(noise_multiplier=200 / worst)
+    whole = events.Gaussian(noise_multiplier=200 / worst)
     bound = FourierAccountant().curve(lowered.event()).epsilon(1e-6).upper
     assert bound <= FourierAccountant().curve(whole).epsilon(1e-6).upper * (1 + 1e-6)
 
@@ -202,9 +197,9 @@ def test_every_record_in_every_lot_takes_part_in_every_step(stream: Make) -> Non
 def test_a_banded_strategy_is_amplified_within_its_group(stream: Make, adjacency: str) -> None:
     noise = {"kind": "toeplitz", "coefficients": [2.0, 1.0, 1.0]}
     event = only(stream(sampling=CYCLIC_POISSON, adjacency=adjacency, noise=noise))
-    assert isinstance(event, Repeated)
+    assert isinstance(event, events.Repeated)
     assert event.count == 3
-    assert isinstance(event.event, PoissonSubsampledGaussian)
+    assert isinstance(event.event, events.PoissonSubsampledGaussian)
     assert event.event.sampling_probability == pytest.approx(0.2)
     assert event.event.noise_multiplier == pytest.approx(20 / math.sqrt(6))
 
@@ -215,7 +210,7 @@ def test_rounds_that_are_begun_count_in_full_and_a_whole_group_is_not_sampled(
     everyone = {**CYCLIC_POISSON, "lot_size": 100}
     event = only(stream(sampling=everyone, noise={"kind": "bsr", "bands": 10}, steps=21))
     assert event.count == 3
-    assert isinstance(event.event, Gaussian)
+    assert isinstance(event.event, events.Gaussian)
 
 
 def test_a_lot_larger_than_its_group_is_refused(stream: Make) -> None:
@@ -237,8 +232,8 @@ def test_what_its_groups_may_not_amplify_costs_no_more_than_one_gaussian(
 ) -> None:
     event = only(stream(sampling=CYCLIC_POISSON, **changes))
     whole = only(stream(**changes))
-    assert whole in alternatives(event)
-    assert isinstance(whole, Gaussian)
+    assert whole in events.alternatives(event)
+    assert isinstance(whole, events.Gaussian)
 
 
 def test_a_shorter_run_that_may_be_cheaper_without_sampling_costs_no_more(stream: Make) -> None:
@@ -260,7 +255,7 @@ def test_independent_noise_has_one_band(stream: Make) -> None:
 
 def test_bins_are_accounted_by_the_products_of_their_means(stream: Make) -> None:
     event = only(stream(sampling=BINS, adjacency="add_remove"))
-    assert isinstance(event, BallsInBinsGaussian)
+    assert isinstance(event, events.BallsInBinsGaussian)
     assert event.noise_multiplier == 20
     assert len(event.gram.rows) == 10
     assert event.gram.rows[0][0] == pytest.approx(SENSITIVITY**2)
@@ -270,7 +265,7 @@ def test_bins_are_accounted_by_the_products_of_their_means(stream: Make) -> None
     "changes", [{"noise": {"kind": "bidiagonal", "lambda": -0.9}}, {"adjacency": "replace_one"}]
 )
 def test_given_the_bin_a_run_is_one_gaussian(stream: Make, changes: dict[str, Any]) -> None:
-    given, *_ = alternatives(only(stream(sampling=BINS, **changes)))
+    given, *_ = events.alternatives(only(stream(sampling=BINS, **changes)))
     assert given == only(stream(**changes))
 
 

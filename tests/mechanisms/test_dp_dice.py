@@ -18,7 +18,12 @@ from affidavit.assessment import certify
 from affidavit.mechanisms import dp_dice
 from affidavit.mechanisms.dp_dice import by_error_clip, by_pre_clip
 from affidavit.mechanisms.lowering import lower
-from affidavit.plan import Gaussian, MalformedPlan, Plan, RefusedPlan
+from affidavit.plan import (
+    MalformedPlan,
+    Plan,
+    RefusedPlan,
+    events,
+)
 from tests.support.random_seeds import examples
 
 Make = Callable[..., Plan]
@@ -240,7 +245,7 @@ def test_the_losses_of_adaptive_runs_stay_below_the_certified_profile(curious: b
         without += others - means[1]
         last = release
     bound = by_pre_clip(distance=1, residual=pre_clip - 1, participations=len(lots))
-    profile = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma / bound))
+    profile = GaussianAccountant().curve(events.Gaussian(noise_multiplier=sigma / bound))
     for epsilon in (0.5, 1.0, 2.0, 3.0):
         chances = np.maximum(0.0, -np.expm1(epsilon - losses))
         error = float(np.std(chances)) / math.sqrt(runs)
@@ -272,18 +277,18 @@ def test_a_plan_is_one_gaussian_with_the_smaller_bound(plan_of: Make) -> None:
     b = by_pre_clip(distance=1, residual=1, participations=2)
     assert b < a
     (event,) = lower(plan).event().events
-    assert isinstance(event, Gaussian)
+    assert isinstance(event, events.Gaussian)
     assert event.noise_multiplier == pytest.approx(20 / b)
     only_a = plan_of(**ORDERED, optimizer={**DICE, "pre_clip_norm": None})
     (event,) = lower(only_a).event().events
-    assert isinstance(event, Gaussian)
+    assert isinstance(event, events.Gaussian)
     assert event.noise_multiplier == pytest.approx(20 / a)
 
 
 def test_replacing_doubles_and_a_user_multiplies(plan_of: Make) -> None:
     def mu(**changes: Any) -> float:
         (event,) = lower(plan_of(**{**ORDERED, "optimizer": DICE, **changes})).event().events
-        assert isinstance(event, Gaussian)
+        assert isinstance(event, events.Gaussian)
         return 1 / event.noise_multiplier
 
     users = {"name": "toy", "size": 1000, "unit": "user", "contributions_per_user": 3}
@@ -296,7 +301,7 @@ def test_sampling_amplifies_nothing(plan_of: Make) -> None:
     sampled = plan_of(**poisson, optimizer=DICE)
     b = by_pre_clip(distance=1, residual=1, participations=20)
     (event,) = lower(sampled).event().events
-    assert isinstance(event, Gaussian)
+    assert isinstance(event, events.Gaussian)
     assert event.noise_multiplier == pytest.approx(20 / b)
     result = certify(sampled, second_opinion=False)
     assert "no_amplification" in {warning.code for warning in result.warnings}

@@ -20,11 +20,7 @@ from affidavit.assessment import certify
 from affidavit.mechanisms.fixed_size_lots import at_least_drawn, at_most_drawn
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.plan import (
-    FixedSizeRun,
-    GaussianMixture,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-    alternatives,
+    events,
     plan_from,
 )
 from tests.support.random_seeds import examples, seeded
@@ -79,18 +75,22 @@ def test_no_data_sets_cost_more_than_the_upper_end_and_the_attack_costs_the_lowe
     draw, sigma = random.Random(seeded(52)), 1.5
     user = {"unit": "user", "contributions_per_user": records} if records > 1 else {}
     run = lowered(sigma, **user)
-    members = [event.events[0] for event in alternatives(run.event())]
+    members = [event.events[0] for event in events.alternatives(run.event())]
     bounds: list[PrivacyCurve] = [
-        FourierAccountant().curve(event) for event in members if isinstance(event, GaussianMixture)
+        FourierAccountant().curve(event)
+        for event in members
+        if isinstance(event, events.GaussianMixture)
     ]
-    bounds += [FixedSizeRunCurve(event) for event in members if isinstance(event, FixedSizeRun)]
+    bounds += [
+        FixedSizeRunCurve(event) for event in members if isinstance(event, events.FixedSizeRun)
+    ]
     assert len(bounds) == 2
     upper = [min(bound.delta(e).upper for bound in bounds) for e in EPSILONS]
     attained = [
         leaf
-        for event in alternatives(run.attained())
+        for event in events.alternatives(run.attained())
         for leaf, _ in leaves(event)
-        if isinstance(leaf, GaussianMixture)
+        if isinstance(leaf, events.GaussianMixture)
     ]
     assert attained
     lower_end = [
@@ -126,7 +126,7 @@ def test_what_both_data_sets_share_is_shared_out_as_well_as_can_be() -> None:
         weights[0] = 1 - math.fsum(weights[1:])
         moves = np.array([1.0, 2.0]) / draw.uniform(0.5, 4.0)
         epsilon = draw.uniform(0.1, 4.0)
-        run = FixedSizeRun(weights=tuple(weights), noise_multiplier=1 / float(moves[0]))
+        run = events.FixedSizeRun(weights=tuple(weights), noise_multiplier=1 / float(moves[0]))
         ratios = np.exp(np.outer(moves, places) - np.square(moves)[:, None] / 2)
         parts = np.linspace(0, 1, 101)
         # The share of the first distance, shape (101, 1), and the rest.
@@ -146,9 +146,9 @@ def test_a_user_is_drawn_no_more_and_no_less_often_than_by_independent_draws() -
         lot, records = draw.randint(1, size - 1), draw.randint(1, min(8, size))
         sizes: dict[str, Any] = {"dataset_size": size, "sample_size": lot, "noise_multiplier": 1.0}
         leaf = (
-            WithoutReplacementGaussian(**sizes)
+            events.WithoutReplacementGaussian(**sizes)
             if records == 1
-            else WithoutReplacementGroupGaussian(records=records, **sizes)
+            else events.WithoutReplacementGroupGaussian(records=records, **sizes)
         )
         counts = np.arange(records + 1)
         real = hypergeom.sf(counts, size, records, lot)

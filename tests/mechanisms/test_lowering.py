@@ -10,7 +10,12 @@ import pytest
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.obligations import ALWAYS, obligations_of
 from affidavit.mechanisms.resolve import scaled_noise, with_noise, with_steps
-from affidavit.plan import Composed, Gaussian, Plan, Reason, RefusedPlan, Repeated
+from affidavit.plan import (
+    Plan,
+    Reason,
+    RefusedPlan,
+    events,
+)
 
 Make = Callable[..., Plan]
 PHASE = {
@@ -36,12 +41,12 @@ def several(*phases: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_is_its_phases_and_its_extra_events_in_sequence(plan_of: Make) -> None:
     extra = [{"kind": "gaussian", "name": "metric", "noise_multiplier": 30, "count": 2}]
     plan = plan_of(**several(PHASE, {**PHASE, "steps": 4}), extra=extra)
-    leaf = Gaussian(noise_multiplier=5.0)
-    assert lower(plan).event() == Composed(
+    leaf = events.Gaussian(noise_multiplier=5.0)
+    assert lower(plan).event() == events.Composed(
         events=(
-            Repeated(event=leaf, count=3),
-            Repeated(event=leaf, count=4),
-            Repeated(event=Gaussian(noise_multiplier=30.0), count=2),
+            events.Repeated(event=leaf, count=3),
+            events.Repeated(event=leaf, count=4),
+            events.Repeated(event=events.Gaussian(noise_multiplier=30.0), count=2),
         )
     )
 
@@ -50,7 +55,7 @@ def test_extra_events_of_a_user_count_all_its_records(plan_of: Make) -> None:
     extra = [{"kind": "gaussian", "name": "metric", "noise_multiplier": 30}]
     users = {"size": 1000, "unit": "user", "contributions_per_user": 3}
     (_, event) = lower(plan_of(extra=extra, dataset=users)).event().events
-    assert event == Repeated(event=Gaussian(noise_multiplier=10.0), count=1)
+    assert event == events.Repeated(event=events.Gaussian(noise_multiplier=10.0), count=1)
 
 
 def test_scale_multiplies_given_noise_and_stands_in_for_open_noise(plan_of: Make) -> None:

@@ -41,11 +41,10 @@ from affidavit.mechanisms.strategies.toeplitz import (
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import (
     FRESH_LOTS,
-    Gaussian,
     Plan,
     RefusedPlan,
-    alternatives,
     as_document,
+    events,
     plan_from,
 )
 from affidavit.trainer.noise.chacha import derived_key
@@ -341,8 +340,8 @@ def test_a_user_of_more_records_than_a_lot_costs_the_lots_that_they_fill(
     same = lower(replace_noise(plan, {"kind": "toeplitz", "coefficients": [1.0]}))
     for event in (lowered.event(), same.event()):
         # Beside it, a chain of neighbours may be a bound.
-        (whole,) = alternatives(event)[0].events
-        assert isinstance(whole, Gaussian)
+        (whole,) = events.alternatives(event)[0].events
+        assert isinstance(whole, events.Gaussian)
         assert whole.noise_multiplier == pytest.approx(1 / mu, rel=1e-9)
     assert sensitivity_of(lowered) == pytest.approx(distance * math.sqrt(squares))
     if scheme == "shuffled":

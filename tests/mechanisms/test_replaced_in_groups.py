@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.assessment import Solver, certify
 from affidavit.mechanisms.lowering import lower
-from affidavit.plan import Plan, PoissonSubsampledGaussian, Repeated, plan_from
+from affidavit.plan import (
+    Plan,
+    events,
+    plan_from,
+)
 
 Array = NDArray[np.float64]
 CHANCE, SIGMA = 0.2, 0.8
@@ -83,10 +87,10 @@ def test_a_record_that_is_drawn_once_at_most_costs_what_a_poisson_sample_does() 
     assert epsilon is not None
     # The column of the first step.
     length = math.hypot(1.0, 0.5)
-    pair = PoissonSubsampledGaussian(
+    pair = events.PoissonSubsampledGaussian(
         sampling_probability=CHANCE, noise_multiplier=SIGMA / length, pair="replace_one"
     )
-    truth = FourierAccountant().curve(Repeated(event=pair, count=1)).epsilon(1e-5)
+    truth = FourierAccountant().curve(events.Repeated(event=pair, count=1)).epsilon(1e-5)
     assert epsilon.lower == pytest.approx(truth.lower, rel=1e-5)
     assert epsilon.upper == pytest.approx(truth.upper, rel=1e-5)
 

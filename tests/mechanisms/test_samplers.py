@@ -10,22 +10,9 @@ import pytest
 
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
-    Composed,
-    EitherBound,
-    Event,
-    Gaussian,
-    Leaf,
     Plan,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
     RefusedPlan,
-    Repeated,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-    alternatives,
+    events,
 )
 
 Make = Callable[..., Plan]
@@ -44,16 +31,18 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-def gaussian(sigma: float) -> Gaussian:
-    return Gaussian(noise_multiplier=sigma)
+def gaussian(sigma: float) -> events.Gaussian:
+    return events.Gaussian(noise_multiplier=sigma)
 
 
-def poisson(pair: Any) -> PoissonSubsampledGaussian:
-    return PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=SIGMA, pair=pair)
+def poisson(pair: Any) -> events.PoissonSubsampledGaussian:
+    return events.PoissonSubsampledGaussian(
+        sampling_probability=0.1, noise_multiplier=SIGMA, pair=pair
+    )
 
 
-def truncated(neighbours: Any) -> TruncatedPoissonGaussian:
-    return TruncatedPoissonGaussian(
+def truncated(neighbours: Any) -> events.TruncatedPoissonGaussian:
+    return events.TruncatedPoissonGaussian(
         dataset_size=1000,
         sampling_probability=0.1,
         max_lot_size=120,
@@ -62,9 +51,11 @@ def truncated(neighbours: Any) -> TruncatedPoissonGaussian:
     )
 
 
-DRAWN = WithoutReplacementGaussian(dataset_size=1000, sample_size=100, noise_multiplier=SIGMA)
+DRAWN = events.WithoutReplacementGaussian(
+    dataset_size=1000, sample_size=100, noise_multiplier=SIGMA
+)
 
-CERTIFIED: dict[tuple[str, str], tuple[Leaf, int]] = {
+CERTIFIED: dict[tuple[str, str], tuple[events.Leaf, int]] = {
     ("poisson", "add_remove"): (poisson("add_remove"), STEPS),
     ("poisson", "zero_out"): (poisson("add_remove"), STEPS),
     ("poisson", "replace_one"): (poisson("replace_one"), STEPS),
@@ -104,11 +95,11 @@ def planned(plan_of: Make, scheme: str, adjacency: str, **changes: Any) -> Plan:
     )
 
 
-def only(plan: Plan) -> Event:
+def only(plan: Plan) -> events.Event:
     """The only event of a plan, or the first of its bounds."""
     run = lower(plan).event()
-    (event,) = (run.events[0] if isinstance(run, EitherBound) else run).events
-    return event.events[0] if isinstance(event, EitherBound) else event
+    (event,) = (run.events[0] if isinstance(run, events.EitherBound) else run).events
+    return event.events[0] if isinstance(event, events.EitherBound) else event
 
 
 def code(plan: Plan) -> str:
@@ -129,13 +120,13 @@ def test_each_pair_is_certified_as_the_table_says_or_refused(
         assert code(plan) == REFUSED[scheme, adjacency]
     elif (scheme, adjacency) in ALLOCATED:
         result = only(plan)
-        assert isinstance(result, RandomAllocationGaussian)
+        assert isinstance(result, events.RandomAllocationGaussian)
         assert result.bins == 10
         assert result.noise_multiplier == pytest.approx(SIGMA / 2, rel=1e-14)
         assert result.noise_multiplier <= SIGMA / 2
     else:
         leaf, count = CERTIFIED[scheme, adjacency]
-        assert only(plan) == Repeated(event=leaf, count=count)
+        assert only(plan) == events.Repeated(event=leaf, count=count)
 
 
 def test_a_poisson_lot_of_everything_is_the_full_batch(plan_of: Make) -> None:
@@ -167,7 +158,7 @@ def test_the_shuffled_plans_of_the_paper_take_part_once_an_epoch(
         sampling={"scheme": "shuffled", "lot_size": 1024},
         steps=steps,
     )
-    assert only(plan) == Repeated(event=gaussian(20.0), count=k)
+    assert only(plan) == events.Repeated(event=gaussian(20.0), count=k)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +177,7 @@ def test_a_user_of_four_records_has_a_quarter_of_the_noise(
 ) -> None:
     users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
     event = only(planned(plan_of, scheme, adjacency, dataset=users))
-    assert isinstance(event, Repeated)
+    assert isinstance(event, events.Repeated)
     assert event.event == gaussian(sigma)
 
 
@@ -196,13 +187,13 @@ def test_a_user_of_several_records_is_a_mixture_over_those_drawn(
 ) -> None:
     users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
     event = only(planned(plan_of, "poisson", adjacency, dataset=users))
-    leaf = PoissonSampledGroupGaussian(
+    leaf = events.PoissonSampledGroupGaussian(
         records=4,
         sampling_probability=0.1,
         noise_multiplier=SIGMA,
         pair="replace_one" if adjacency == "replace_one" else "add_remove",
     )
-    assert isinstance(event, Repeated)
+    assert isinstance(event, events.Repeated)
     assert event.event == leaf
     users["contributions_per_user"] = 201
     assert code(planned(plan_of, "poisson", adjacency, dataset=users)) == "user_level_sampling"
@@ -211,10 +202,10 @@ def test_a_user_of_several_records_is_a_mixture_over_those_drawn(
 def test_a_user_of_several_records_in_lots_of_fixed_size(plan_of: Make) -> None:
     users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
     event = only(planned(plan_of, "fixed_size", "replace_one", dataset=users))
-    leaf = WithoutReplacementGroupGaussian(
+    leaf = events.WithoutReplacementGroupGaussian(
         records=4, dataset_size=1000, sample_size=100, noise_multiplier=SIGMA
     )
-    assert isinstance(event, Repeated)
+    assert isinstance(event, events.Repeated)
     assert event.event == leaf
     users["contributions_per_user"] = 201
     assert code(planned(plan_of, "fixed_size", "replace_one", dataset=users)) == (
@@ -233,8 +224,8 @@ def test_the_probability_of_a_leaf_is_never_below_lot_over_size(plan_of: Make) -
     for size in (3, 7, 42043, 60591, 10**9 + 7):
         plan = plan_of(dataset={"size": size}, sampling={"scheme": "poisson", "lot_size": 2})
         event = only(plan)
-        assert isinstance(event, Repeated)
-        assert isinstance(event.event, PoissonSubsampledGaussian)
+        assert isinstance(event, events.Repeated)
+        assert isinstance(event.event, events.PoissonSubsampledGaussian)
         assert Fraction(event.event.sampling_probability) >= Fraction(2, size)
         assert event.event.sampling_probability == pytest.approx(2 / size, rel=1e-15)
 
@@ -242,11 +233,11 @@ def test_the_probability_of_a_leaf_is_never_below_lot_over_size(plan_of: Make) -
 @pytest.mark.parametrize("steps", [1, 7, 10])
 def test_a_later_epoch_of_kept_bins_counts_in_full_once_begun(plan_of: Make, steps: int) -> None:
     begun = only(planned(plan_of, "balls_in_bins", "add_remove", steps=steps))
-    assert isinstance(begun, RandomAllocationGaussian)
+    assert isinstance(begun, events.RandomAllocationGaussian)
     assert begun.noise_multiplier == pytest.approx(SIGMA, rel=1e-14)
     assert begun.released == (None if steps == 10 else steps)
     one_more = only(planned(plan_of, "balls_in_bins", "add_remove", steps=11))
-    assert isinstance(one_more, RandomAllocationGaussian)
+    assert isinstance(one_more, events.RandomAllocationGaussian)
     assert one_more.noise_multiplier == pytest.approx(SIGMA / 2**0.5, rel=1e-14)
     assert one_more.attained_at == pytest.approx(SIGMA, rel=1e-14)
     assert one_more.attained_at >= SIGMA
@@ -258,7 +249,7 @@ def test_an_epoch_of_balls_in_bins_has_as_many_steps_as_lots(plan_of: Make) -> N
     lowered = lower(plan)
     assert lowered.phases[0].steps == 6
     (event,) = lowered.event().events
-    assert isinstance(event, RandomAllocationGaussian)
+    assert isinstance(event, events.RandomAllocationGaussian)
     assert event.bins == 3
 
 
@@ -271,7 +262,7 @@ def test_one_bin_is_the_full_batch(plan_of: Make) -> None:
 def test_the_bins_of_one_users_records_amplify_nothing(plan_of: Make) -> None:
     users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
     plan = planned(plan_of, "balls_in_bins", "add_remove", dataset=users)
-    assert only(plan) == Repeated(event=gaussian(SIGMA / 4), count=4)
+    assert only(plan) == events.Repeated(event=gaussian(SIGMA / 4), count=4)
 
 
 def test_a_lot_that_no_data_set_fills_is_never_cut(plan_of: Make) -> None:
@@ -285,8 +276,8 @@ def test_a_user_of_several_records_in_lots_that_are_cut(plan_of: Make, adjacency
     users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
     plan = planned(plan_of, "truncated_poisson", adjacency, dataset=users)
     event = only(plan)
-    assert isinstance(event, Repeated)
-    assert isinstance(event.event, TruncatedPoissonGroupGaussian)
+    assert isinstance(event, events.Repeated)
+    assert isinstance(event.event, events.TruncatedPoissonGroupGaussian)
     assert (event.event.records, event.event.neighbours) == (4, adjacency)
     users["contributions_per_user"] = 201
     assert code(planned(plan_of, "truncated_poisson", adjacency, dataset=users)) == (
@@ -300,15 +291,15 @@ def test_a_user_that_is_added_may_fill_a_lot(plan_of: Make, largest: int, cut: b
     lots = {"scheme": "truncated_poisson", "lot_size": 100, "max_lot_size": largest}
     plan = planned(plan_of, "truncated_poisson", "add_remove", dataset=users, sampling=lots)
     event = only(plan)
-    assert isinstance(event, Repeated)
-    assert isinstance(event.event, TruncatedPoissonGroupGaussian) == cut
+    assert isinstance(event, events.Repeated)
+    assert isinstance(event.event, events.TruncatedPoissonGroupGaussian) == cut
 
 
 def test_a_sample_of_everything_that_is_always_cut_is_of_fixed_size(plan_of: Make) -> None:
     always = {"scheme": "truncated_poisson", "probability": 1, "max_lot_size": 100}
     for adjacency in ("replace_one", "zero_out"):
         plan = planned(plan_of, "truncated_poisson", adjacency, sampling=always)
-        assert only(plan) == Repeated(event=DRAWN, count=STEPS)
+        assert only(plan) == events.Repeated(event=DRAWN, count=STEPS)
     plan = planned(plan_of, "truncated_poisson", "add_remove", sampling=always)
     assert code(plan) == "unsupported"
 
@@ -317,23 +308,27 @@ def test_a_sample_of_everything_that_is_always_cut_is_of_fixed_size(plan_of: Mak
 def test_a_record_that_an_epoch_leaves_out_costs_less(plan_of: Make, adjacency: str) -> None:
     """The lots that an epoch releases are one sample without replacement for each record."""
     plan = planned(plan_of, "shuffled", adjacency, steps=14)
-    known, sampled = alternatives(lower(plan).event())
+    known, sampled = events.alternatives(lower(plan).event())
     distance = 2 if adjacency == "replace_one" else 1
-    assert known == Composed(events=(Repeated(event=gaussian(SIGMA / distance), count=2),))
-    in_first = Repeated(event=gaussian(SIGMA / distance), count=1)
-    rest = WithoutReplacementGaussian(dataset_size=1000, sample_size=400, noise_multiplier=SIGMA)
-    in_second = Repeated(event=rest, count=1)
-    assert sampled == Composed(events=(Composed(events=(in_first, in_second)),))
+    assert known == events.Composed(
+        events=(events.Repeated(event=gaussian(SIGMA / distance), count=2),)
+    )
+    in_first = events.Repeated(event=gaussian(SIGMA / distance), count=1)
+    rest = events.WithoutReplacementGaussian(
+        dataset_size=1000, sample_size=400, noise_multiplier=SIGMA
+    )
+    in_second = events.Repeated(event=rest, count=1)
+    assert sampled == events.Composed(events=(events.Composed(events=(in_first, in_second)),))
 
 
 def test_bins_drawn_afresh_are_an_allocation_an_epoch(plan_of: Make) -> None:
     lots = {"scheme": "balls_in_bins", "lot_size": 100, "bins_drawn": "each_epoch"}
     plan = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=31)
-    once = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA)
-    begun = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA, released=1)
-    assert only(plan) == Composed(events=(Repeated(event=once, count=3), begun))
+    once = events.RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA)
+    begun = events.RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA, released=1)
+    assert only(plan) == events.Composed(events=(events.Repeated(event=once, count=3), begun))
     whole = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=40)
-    assert only(whole) == Repeated(event=once, count=4)
+    assert only(whole) == events.Repeated(event=once, count=4)
 
 
 @pytest.mark.parametrize("drawn", [None, "once", "each_epoch"])

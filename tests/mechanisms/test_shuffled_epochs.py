@@ -18,19 +18,14 @@ from affidavit.mechanisms.sampling_schemes import Place
 from affidavit.mechanisms.strategies.lots_apart import lots_apart
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.plan import (
-    ChainOfNeighbours,
-    EitherBound,
-    Event,
-    Gaussian,
-    RandomAllocationGaussian,
-    ReplacedAllocationGaussian,
+    events,
     plan_from,
 )
 from tests.support.random_seeds import examples, seeded
 
 Array = NDArray[np.float64]
 POINTS, REACH = 241, 7.0
-HUGE = Gaussian(noise_multiplier=0.01)
+HUGE = events.Gaussian(noise_multiplier=0.01)
 """A bound that says nothing; accountants of allocations answer where another one bounds the run."""
 FACTORS = np.exp(np.linspace(0, 3, 13))
 
@@ -114,8 +109,8 @@ def adaptive_density(
     return result / (math.comb(len(first), lot) * others)
 
 
-def upper_ends(event: Event, epsilons: tuple[float, ...]) -> list[float]:
-    curve = FourierAccountant().curve(EitherBound(events=(HUGE, event)))
+def upper_ends(event: events.Event, epsilons: tuple[float, ...]) -> list[float]:
+    curve = FourierAccountant().curve(events.EitherBound(events=(HUGE, event)))
     return [curve.delta(epsilon).upper for epsilon in epsilons]
 
 
@@ -131,7 +126,7 @@ def test_a_record_that_others_can_stand_in_for_is_in_a_random_lot(
     told = lots_apart(strategy, turn=2, scale=1 / sigma**2)
     assert told is not None
     epsilons = (0.2, 1.5)
-    chain = ChainOfNeighbours(event=_allocated_apart(told, sigma / 2), links=2)
+    chain = events.ChainOfNeighbours(event=_allocated_apart(told, sigma / 2), links=2)
     linked = upper_ends(chain, epsilons)
     longest = float(np.linalg.norm(strategy.strategy_matrix(), 2))
     at = np.linspace(-REACH * sigma - 2 * lot, REACH * sigma + 2 * lot, POINTS)
@@ -139,7 +134,7 @@ def test_a_record_that_others_can_stand_in_for_is_in_a_random_lot(
     replacement = -1.0 if place == "replace_one" else 0.0
     for trial in range(examples(4)):
         size = 2 * lot + 1 + draw.randint(0, 1)
-        placed = ReplacedAllocationGaussian(
+        placed = events.ReplacedAllocationGaussian(
             bins=2, noise_multiplier=sigma / longest, drawn=2 * lot / size, place=place
         )
         limits = [*map(min, linked, upper_ends(placed, epsilons))]
@@ -168,7 +163,7 @@ def test_a_record_that_is_there_or_not_does_not_bound_one_that_is_zero() -> None
     """The law can fail: others at -1 show more than a presence in one of two lots at this noise."""
     sigma, at = 1.5, np.linspace(-13.0, 13.0, POINTS)
     one, other = (density([x, *[-1.0] * 4], 2, sigma, at) for x in (1.0, 0.0))
-    presence = RandomAllocationGaussian(bins=2, noise_multiplier=sigma)
+    presence = events.RandomAllocationGaussian(bins=2, noise_multiplier=sigma)
     shown = deltas(one, other, (at[1] - at[0]) ** 2)
     places = np.flatnonzero(shown > 1e-6)
     bounds = upper_ends(presence, tuple(np.log(FACTORS[places])))

@@ -21,16 +21,7 @@ from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.checker import participation
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.mechanisms.truncated_lots import truncated_draw_counts
-from affidavit.plan import (
-    Composed,
-    Event,
-    FixedSizeRun,
-    Gaussian,
-    GaussianMixture,
-    Repeated,
-    TruncatedPoissonGroupGaussian,
-    alternatives,
-)
+from affidavit.plan import events
 from affidavit.plan.parse import plan_from
 from tests.support.random_seeds import examples, seeded
 
@@ -63,17 +54,17 @@ def lowered(adjacency: str, largest: int | None, *, lot: int = 1, **dataset: Any
     return lower(plan_from(plan))
 
 
-def bounds(run: Lowered) -> list[Event]:
+def bounds(run: Lowered) -> list[events.Event]:
     """What bounds ``run``, but for chains of neighbours."""
-    members = alternatives(run.event())
-    return [event.events[0] for event in members if isinstance(event, Composed)]
+    members = events.alternatives(run.event())
+    return [event.events[0] for event in members if isinstance(event, events.Composed)]
 
 
 @pytest.mark.parametrize("records", [1, 2])
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out"])
 def test_given_its_cut_lots_no_record_moves_the_run_further(adjacency: str, records: int) -> None:
     run = lowered(adjacency, 7, **_user(records))
-    mixtures = [event for event in bounds(run) if isinstance(event, GaussianMixture)]
+    mixtures = [event for event in bounds(run) if isinstance(event, events.GaussianMixture)]
     moved = 2 if adjacency == "add_remove" else 1
     others = 12 if adjacency == "add_remove" else 12 - records
     cut = binom.sf(7 - records, others, 1 / 12)
@@ -152,9 +143,13 @@ def _density(gradients: NDArray[np.float64], q: float, largest: int) -> NDArray[
 def test_no_data_sets_cost_more_where_most_lots_are_cut(adjacency: str, records: int) -> None:
     draw, size, epsilons = random.Random(seeded(20)), 4, (0.05, 0.3, 1.0, 2.5)
     plan = document(adjacency, 1, probability=0.35, steps=2, size=size, **_user(records))
-    members = [one for one in bounds(lower(plan_from(plan))) if not isinstance(one, Repeated)]
+    members = [
+        one for one in bounds(lower(plan_from(plan))) if not isinstance(one, events.Repeated)
+    ]
     upper: list[PrivacyCurve] = [
-        FixedSizeRunCurve(one) if isinstance(one, FixedSizeRun) else FourierAccountant().curve(one)
+        FixedSizeRunCurve(one)
+        if isinstance(one, events.FixedSizeRun)
+        else FourierAccountant().curve(one)
         for one in members
     ]
     assert len(upper) >= (2 if adjacency == "add_remove" else 3)
@@ -179,7 +174,9 @@ def test_no_data_sets_cost_more_where_most_lots_are_cut(adjacency: str, records:
 def test_a_record_that_leaves_makes_place_for_another(adjacency: str, distance: int) -> None:
     """With two records for one place the run without amplification is bounded at this distance."""
     (whole,) = (
-        event for event in bounds(lowered(adjacency, 4, lot=8)) if isinstance(event, Gaussian)
+        event
+        for event in bounds(lowered(adjacency, 4, lot=8))
+        if isinstance(event, events.Gaussian)
     )
     sensitivity = float(np.linalg.norm(MATRIX.sum(axis=1)))
     assert whole.noise_multiplier == pytest.approx(1 / (distance * sensitivity))
@@ -188,7 +185,7 @@ def test_a_record_that_leaves_makes_place_for_another(adjacency: str, distance: 
 def test_lots_that_are_hardly_ever_cut_are_poisson_samples() -> None:
     cut, uncut = (lowered("zero_out", largest) for largest in (11, None))
     laws = [
-        [event.weights for event in bounds(run) if isinstance(event, GaussianMixture)]
+        [event.weights for event in bounds(run) if isinstance(event, events.GaussianMixture)]
         for run in (cut, uncut)
     ]
     assert laws[1][0] in laws[0]
@@ -201,7 +198,7 @@ def test_the_checker_takes_no_less() -> None:
         steps=STEPS, probability=Fraction(1, 12), largest=7, records=1, others=12, moved=2
     )
 
-    def is_proved(law: GaussianMixture, cut: participation.CutLots | None = lots) -> bool:
+    def is_proved(law: events.GaussianMixture, cut: participation.CutLots | None = lots) -> bool:
         products = participation.toeplitz_products(
             [1.0, 0.8, 0.64], [1.0] * STEPS, 1, inverse=False
         )
@@ -209,7 +206,7 @@ def test_the_checker_takes_no_less() -> None:
         return participation.is_participation_covered(law, [(1, Fraction(1))], products, draws, cut)
 
     laws = bounds(lowered("add_remove", 7))
-    first = next(law for law in laws if isinstance(law, GaussianMixture))
+    first = next(law for law in laws if isinstance(law, events.GaussianMixture))
     assert is_proved(first)
     assert is_proved(first, None)
     # A little less is conceded, or a place less is displaced.
@@ -223,7 +220,7 @@ def test_draws_into_cut_lots_are_counted_as_the_checker_does() -> None:
         records, steps = draw.choice((2, 3, 26)), draw.choice((3, 40, 5000))
         others, q = draw.randint(100, 5000), draw.uniform(0.002, 0.02)
         largest = int(others * q + draw.uniform(2, 6) * math.sqrt(others * q)) + records
-        leaf = TruncatedPoissonGroupGaussian(
+        leaf = events.TruncatedPoissonGroupGaussian(
             records=records,
             dataset_size=others,
             sampling_probability=q,

@@ -32,7 +32,10 @@ from affidavit.mechanisms.strategies.white_noise import (
     min_stretch,
     project_columns,
 )
-from affidavit.plan import Event, GaussianMixture, Plan, alternatives
+from affidavit.plan import (
+    Plan,
+    events,
+)
 from affidavit.plan.parse import plan_from
 
 Array = NDArray[np.float64]
@@ -93,7 +96,7 @@ def plan(strategy: Array, sigma: float, adjacency: str, sampling: dict[str, Any]
     )
 
 
-def bounds(event: Event, *, above: bool) -> Array:
+def bounds(event: events.Event, *, above: bool) -> Array:
     curve = FourierAccountant().curve(event)
     brackets = [curve.delta(epsilon) for epsilon in EPSILONS]
     return np.array([bracket.upper if above else bracket.lower for bracket in brackets])
@@ -118,7 +121,7 @@ def test_fresh_lots_cost_no_more_than_certified_and_no_less_than_attained(
         sides: tuple[Side, ...] = ("replace",) if adjacency == "replace_one" else SIDES
         truth = np.max([worst(strategy / sigma, rate, side) for side in sides], axis=0)
         assert np.all(truth <= bounds(lowered.event(), above=True) + 1e-5)
-        for event in alternatives(lowered.attained()):
+        for event in events.alternatives(lowered.attained()):
             assert np.all(truth + 1e-5 >= bounds(event, above=False))
 
 
@@ -251,7 +254,7 @@ def test_what_one_direction_shows_is_attained_and_more_than_single_steps(
         project_columns(strategy, 1), probability=rate, records=1, farthest=math.inf
     )
     assert law is not None
-    event = GaussianMixture(weights=law.weights, noise_multiplier=sigma / law.spacing)
+    event = events.GaussianMixture(weights=law.weights, noise_multiplier=sigma / law.spacing)
     curve = FourierAccountant().curve(event)
     columns = strategy.strategy_matrix() / sigma
     truth = np.max([deltas(columns, rate, side) for side in SIDES], axis=0)
@@ -272,6 +275,6 @@ def test_the_lower_end_of_noise_on_fresh_lots_is_that_of_all_steps() -> None:
         "noise": {"kind": "sqrt"},
     }
     lowered = lower(plan_from(document))
-    bracket = FourierAccountant().curve(alternatives(lowered.attained())[0]).epsilon(1e-6)
+    bracket = FourierAccountant().curve(events.alternatives(lowered.attained())[0]).epsilon(1e-6)
     # Ten participations in the mean, whose columns point about one way.
     assert bracket.lower > 11

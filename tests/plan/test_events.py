@@ -9,37 +9,26 @@ from typing import Any
 
 import pytest
 
-from affidavit.plan.events import (
-    MAX_BINS,
-    BallsInBinsGaussian,
-    Composed,
-    Gaussian,
-    Gram,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 NOT_A_MULTIPLIER = [0.0, -1.0, math.inf, math.nan]
 NOT_A_PROBABILITY = [0.0, 1.0, -0.1, 1.5, math.nan]
 
 
 def poisson(sampling_probability: float = 0.1, noise_multiplier: float = 1.0) -> Any:
-    return PoissonSubsampledGaussian(
+    return events.PoissonSubsampledGaussian(
         sampling_probability=sampling_probability, noise_multiplier=noise_multiplier
     )
 
 
 def drawn(sample_size: int = 1, dataset_size: int = 2, noise_multiplier: float = 1.0) -> Any:
-    return WithoutReplacementGaussian(
+    return events.WithoutReplacementGaussian(
         sample_size=sample_size, dataset_size=dataset_size, noise_multiplier=noise_multiplier
     )
 
 
 @pytest.mark.parametrize("sigma", NOT_A_MULTIPLIER)
-@pytest.mark.parametrize("make", [Gaussian, poisson, drawn])
+@pytest.mark.parametrize("make", [events.Gaussian, poisson, drawn])
 def test_noise_is_positive_and_finite(make: Callable[..., Any], sigma: float) -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
         make(noise_multiplier=sigma)
@@ -58,16 +47,18 @@ def test_a_sample_is_a_proper_part(sample: int, size: int) -> None:
 
 
 def test_a_count_is_not_negative_and_may_be_zero() -> None:
-    assert Repeated(event=Gaussian(noise_multiplier=1.0), count=0).count == 0
+    assert events.Repeated(event=events.Gaussian(noise_multiplier=1.0), count=0).count == 0
     with pytest.raises(ValueError, match="count"):
-        Repeated(event=Gaussian(noise_multiplier=1.0), count=-1)
+        events.Repeated(event=events.Gaussian(noise_multiplier=1.0), count=-1)
 
 
 def test_events_are_frozen_values() -> None:
-    leaf = Gaussian(noise_multiplier=1.0)
-    whole = Composed(events=(Repeated(event=leaf, count=2),))
-    assert whole == Composed(events=(Repeated(event=Gaussian(noise_multiplier=1.0), count=2),))
-    assert hash(whole) == hash(Composed(events=whole.events))
+    leaf = events.Gaussian(noise_multiplier=1.0)
+    whole = events.Composed(events=(events.Repeated(event=leaf, count=2),))
+    assert whole == events.Composed(
+        events=(events.Repeated(event=events.Gaussian(noise_multiplier=1.0), count=2),)
+    )
+    assert hash(whole) == hash(events.Composed(events=whole.events))
     with pytest.raises(FrozenInstanceError):
         leaf.noise_multiplier = 2.0  # type: ignore[misc]
 
@@ -75,7 +66,7 @@ def test_events_are_frozen_values() -> None:
 @pytest.mark.parametrize(("largest", "size"), [(0, 10), (11, 10), (-1, 10)])
 def test_the_largest_lot_is_at_least_one_record_and_at_most_all(largest: int, size: int) -> None:
     with pytest.raises(ValueError, match="max_lot_size"):
-        TruncatedPoissonGaussian(
+        events.TruncatedPoissonGaussian(
             dataset_size=size,
             sampling_probability=0.1,
             max_lot_size=largest,
@@ -85,11 +76,11 @@ def test_the_largest_lot_is_at_least_one_record_and_at_most_all(largest: int, si
 
 def test_an_allocation_has_a_bin_and_noise() -> None:
     with pytest.raises(ValueError, match="bins"):
-        RandomAllocationGaussian(bins=0, noise_multiplier=1.0)
+        events.RandomAllocationGaussian(bins=0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="noise_multiplier"):
-        RandomAllocationGaussian(bins=3, noise_multiplier=math.nan)
+        events.RandomAllocationGaussian(bins=3, noise_multiplier=math.nan)
     with pytest.raises(ValueError, match="attained_at"):
-        RandomAllocationGaussian(bins=3, noise_multiplier=1.0, attained_at=0.9)
+        events.RandomAllocationGaussian(bins=3, noise_multiplier=1.0, attained_at=0.9)
 
 
 @pytest.mark.parametrize(
@@ -102,29 +93,31 @@ def test_an_allocation_has_a_bin_and_noise() -> None:
         (((1.0, math.nan), (math.nan, 1.0)), "at least zero"),
         (((math.inf,),), "at least zero"),
         (((0.0, 0.0), (0.0, 0.0)), "all zero"),
-        (tuple((0.0,) * (MAX_BINS + 1) for _ in range(MAX_BINS + 1)), "bins"),
+        (tuple((0.0,) * (events.MAX_BINS + 1) for _ in range(events.MAX_BINS + 1)), "bins"),
     ],
 )
 def test_what_is_no_gram_matrix_is_not_one(rows: tuple[tuple[float, ...], ...], what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        Gram(rows)
+        events.Gram(rows)
 
 
 def test_equal_matrices_are_equal_events_and_others_are_not() -> None:
-    first, again = Gram(((1.0, 0.5), (0.5, 2.0))), Gram(((1.0, 0.5), (0.5, 2.0)))
-    other = Gram(((1.0, 0.5), (0.5, math.nextafter(2.0, 3.0))))
+    first, again = events.Gram(((1.0, 0.5), (0.5, 2.0))), events.Gram(((1.0, 0.5), (0.5, 2.0)))
+    other = events.Gram(((1.0, 0.5), (0.5, math.nextafter(2.0, 3.0))))
     assert (first, hash(first), repr(first)) == (again, hash(again), repr(again))
     assert first != other
     assert first.digest != other.digest
-    assert len({BallsInBinsGaussian(gram=g, noise_multiplier=1.0) for g in (first, again)}) == 1
+    assert (
+        len({events.BallsInBinsGaussian(gram=g, noise_multiplier=1.0) for g in (first, again)}) == 1
+    )
 
 
 def test_its_text_is_short_however_many_bins_it_has() -> None:
     rows = tuple(tuple(float(i == j) for j in range(200)) for i in range(200))
-    assert len(repr(Gram(rows))) < 120
+    assert len(repr(events.Gram(rows))) < 120
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, math.nan])
 def test_its_noise_is_positive_and_finite(sigma: float) -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
-        BallsInBinsGaussian(gram=Gram(((1.0,),)), noise_multiplier=sigma)
+        events.BallsInBinsGaussian(gram=events.Gram(((1.0,),)), noise_multiplier=sigma)

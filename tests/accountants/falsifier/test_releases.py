@@ -14,19 +14,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.registry import accountant
-from affidavit.plan import (
-    Event,
-    Gaussian,
-    GaussianMixture,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    ReplacedAllocationGaussian,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 from tests.accountants.falsifier.data_sets import (
     Pair,
     fixed_lots,
@@ -53,7 +41,7 @@ WITHOUT_A_ROW = (
 )
 
 
-def random_event(name: str, draw: random.Random) -> tuple[Event, Pair, float]:
+def random_event(name: str, draw: random.Random) -> tuple[events.Event, Pair, float]:
     """A release of the kind of a row, or of another; what data sets show; and its noise."""
     if name in ROWS:
         case, _, pair = random_release(ROWS[name], draw)
@@ -80,11 +68,11 @@ def random_event(name: str, draw: random.Random) -> tuple[Event, Pair, float]:
     lot, q = draw.randint(1, max(1, size - 1)), draw.uniform(0.05, 0.9)
     data = random_data_set(draw, records, others, neighbours, draw.choice((1, 1, 1, 2)))
     if name == "users in fixed lots":
-        fixed = WithoutReplacementGroupGaussian(
+        fixed = events.WithoutReplacementGroupGaussian(
             records=records, dataset_size=size, sample_size=lot, noise_multiplier=sigma
         )
         return fixed, laws(data, fixed_lots(lot)), sigma
-    cut = TruncatedPoissonGroupGaussian(
+    cut = events.TruncatedPoissonGroupGaussian(
         records=records,
         dataset_size=size,
         sampling_probability=q,
@@ -95,30 +83,34 @@ def random_event(name: str, draw: random.Random) -> tuple[Event, Pair, float]:
     return cut, laws(data, poisson_lots(q, lot)), sigma
 
 
-def event(case: Case) -> Event:
+def event(case: Case) -> events.Event:
     """The product's event for a case."""
     noise = {"noise_multiplier": case.sigma, **case.where}
     sampled = {"sampling_probability": case.q, **noise}
     match case.release:
         case "Gaussian":
-            return Gaussian(**noise)  # type: ignore[arg-type]
+            return events.Gaussian(**noise)  # type: ignore[arg-type]
         case "PoissonSubsampledGaussian":
-            return PoissonSubsampledGaussian(**sampled)
+            return events.PoissonSubsampledGaussian(**sampled)
         case "PoissonSampledGroupGaussian":
-            return PoissonSampledGroupGaussian(records=len(case.weights) - 1, **sampled)
+            return events.PoissonSampledGroupGaussian(records=len(case.weights) - 1, **sampled)
         case "GaussianMixture":
-            return GaussianMixture(weights=case.weights, conceded=case.conceded, **noise)
+            return events.GaussianMixture(weights=case.weights, conceded=case.conceded, **noise)
         case "WithoutReplacementGaussian":
-            return WithoutReplacementGaussian(dataset_size=case.size, sample_size=case.lot, **noise)
+            return events.WithoutReplacementGaussian(
+                dataset_size=case.size, sample_size=case.lot, **noise
+            )
         case "TruncatedPoissonGaussian":
-            return TruncatedPoissonGaussian(
+            return events.TruncatedPoissonGaussian(
                 dataset_size=case.size, max_lot_size=case.lot, **sampled
             )
         case "RandomAllocationGaussian":
-            return RandomAllocationGaussian(bins=case.bins, released=case.released or None, **noise)
+            return events.RandomAllocationGaussian(
+                bins=case.bins, released=case.released or None, **noise
+            )
         case "ReplacedAllocationGaussian":
             drawn = case.bins * case.lot / case.size if case.size else 1.0
-            return ReplacedAllocationGaussian(bins=case.bins, drawn=drawn, **noise)  # type: ignore[arg-type]
+            return events.ReplacedAllocationGaussian(bins=case.bins, drawn=drawn, **noise)  # type: ignore[arg-type]
         case unknown:
             raise AssertionError(f"no event for a release of the kind {unknown}")
 
@@ -129,7 +121,7 @@ def test_no_data_set_shows_more_than_a_release_is_certified_for(name: str) -> No
     draw = random.Random(seeded(name))
     for _ in range(2):
         release, pair, sigma = random_event(name, draw)
-        allocated = RandomAllocationGaussian, ReplacedAllocationGaussian
+        allocated = events.RandomAllocationGaussian, events.ReplacedAllocationGaussian
         engine = "allocation" if isinstance(release, allocated) else "fourier"
         curve = accountant(engine).curve(release)
         for over, under in (pair, pair[::-1]):

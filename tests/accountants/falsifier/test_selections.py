@@ -20,7 +20,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.selection.accountant import HingeBound
 from affidavit.accountants.selection.pair_bounds import PairBounds
 from affidavit.accountants.selection.repetitions import Repetitions
-from affidavit.plan import Gaussian, RepeatAndSelect
+from affidavit.plan import events
 from tests.accountants.falsifier.hockey_sticks import Array, cell_excess
 from tests.accountants.falsifier.search import DATA_SETS
 from tests.support.random_seeds import seeded
@@ -141,4 +141,6 @@ def test_no_selection_shows_more_than_its_bound_at_any_alpha() -> None:
 def test_with_fewer_runs_than_one_the_bound_would_be_false_and_is_refused() -> None:
     assert shown_above_bound(random.Random(1), NumberOfRuns.poisson(0.8)) > 1e-3
     with pytest.raises(ValueError, match="mean"):
-        RepeatAndSelect(event=Gaussian(noise_multiplier=1.0), mean=0.8, shape=math.inf)
+        events.RepeatAndSelect(
+            event=events.Gaussian(noise_multiplier=1.0), mean=0.8, shape=math.inf
+        )

@@ -18,26 +18,21 @@ from affidavit.accountants.fourier.evaluation import approximate_epsilon
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    Laplace,
-    PoissonSubsampledGaussian,
-    Repeated,
-    WithoutReplacementGaussian,
-)
-from affidavit.plan.events import SubsampledPair
+from affidavit.plan import events
 
 pytestmark = pytest.mark.usefixtures("each_method")
 
 
-def poisson(q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remove") -> Repeated:
-    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair)
-    return Repeated(event=leaf, count=steps)
+def poisson(
+    q: float, sigma: float, steps: int, pair: events.SubsampledPair = "add_remove"
+) -> events.Repeated:
+    leaf = events.PoissonSubsampledGaussian(
+        sampling_probability=q, noise_multiplier=sigma, pair=pair
+    )
+    return events.Repeated(event=leaf, count=steps)
 
 
-def epsilon(event: Event, delta: float, relative_width: float = 1e-4) -> Bracket:
+def epsilon(event: events.Event, delta: float, relative_width: float = 1e-4) -> Bracket:
     return FourierAccountant(relative_width=relative_width).curve(event).epsilon(delta)
 
 
@@ -120,14 +115,14 @@ def test_brackets_are_as_narrow_as_asked_for_nearly_always() -> None:
     ],
 )
 def test_phases_of_very_different_scales_are_as_narrow_as_asked_for(
-    phases: list[tuple[float, float, int]], delta: float, pair: SubsampledPair
+    phases: list[tuple[float, float, int]], delta: float, pair: events.SubsampledPair
 ) -> None:
     """Where one law lies within a step of the grid that suits another."""
     members = tuple(poisson(q, sigma, steps, pair) for q, sigma, steps in phases)
-    together = epsilon(Composed(events=members), delta)
+    together = epsilon(events.Composed(events=members), delta)
     assert together.width <= 1.0001e-4 * together.upper
     # A phase less costs no more.
-    rest = epsilon(Composed(events=members[1:]), delta)
+    rest = epsilon(events.Composed(events=members[1:]), delta)
     assert rest.lower <= together.upper
 
 
@@ -137,7 +132,7 @@ def test_phases_of_very_different_scales_are_as_narrow_as_asked_for(
     ("sigma", "steps"), [(0.3, 40), (0.5, 1), (20.0, 100), (3.0, 7), (900.0, 10**6)]
 )
 def test_gaussian_compositions_meet_the_closed_form(sigma: float, steps: int, delta: float) -> None:
-    event = Repeated(event=Gaussian(noise_multiplier=sigma), count=steps)
+    event = events.Repeated(event=events.Gaussian(noise_multiplier=sigma), count=steps)
     bracket = epsilon(event, delta)
     mu = math.sqrt(steps) / sigma
     assert gaussian_delta(mu, bracket.upper) <= delta
@@ -145,7 +140,7 @@ def test_gaussian_compositions_meet_the_closed_form(sigma: float, steps: int, de
 
 
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
-def test_sampling_nearly_everything_approaches_the_gaussian(pair: SubsampledPair) -> None:
+def test_sampling_nearly_everything_approaches_the_gaussian(pair: events.SubsampledPair) -> None:
     distance = 1.0 if pair == "add_remove" else 2.0
     bracket = epsilon(poisson(1 - 1e-9, 5.0, 50, pair), 1e-6)
     mu = distance * math.sqrt(50) / 5.0
@@ -177,7 +172,7 @@ def quadrature_delta(q: float, sigma: float, epsilon: float, kind: str) -> float
     ("q", "sigma", "at"), [(0.1, 1.0, 0.5), (0.02, 0.6, 2.0), (0.5, 2.0, 0.3), (0.3, 0.4, 9.0)]
 )
 def test_two_releases_meet_a_quadrature(kind: str, q: float, sigma: float, at: float) -> None:
-    pair: SubsampledPair = "replace_one" if kind == "replace" else "add_remove"
+    pair: events.SubsampledPair = "replace_one" if kind == "replace" else "add_remove"
     bracket = FourierAccountant().curve(poisson(q, sigma, 2, pair)).delta(at)
     value = quadrature_delta(q, sigma, at, kind)
     if kind == "remove":
@@ -212,7 +207,7 @@ def test_refining_shrinks_the_bracket_and_never_leaves_it(
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), PLANS)
 def test_monotone_in_every_parameter(
-    pair: SubsampledPair, q: float, sigma: float, steps: int, delta: float
+    pair: events.SubsampledPair, q: float, sigma: float, steps: int, delta: float
 ) -> None:
     middle = epsilon(poisson(q, sigma, steps, pair), delta)
     for worse in (
@@ -227,15 +222,19 @@ def test_monotone_in_every_parameter(
 
 def test_splitting_and_permuting_phases_changes_nothing() -> None:
     first, second = poisson(0.02, 1.0, 300), poisson(0.005, 0.7, 900)
-    whole = Composed(events=(first, second))
-    parts = Composed(
-        events=(poisson(0.005, 0.7, 400), first, Repeated(event=poisson(0.005, 0.7, 250), count=2))
+    whole = events.Composed(events=(first, second))
+    parts = events.Composed(
+        events=(
+            poisson(0.005, 0.7, 400),
+            first,
+            events.Repeated(event=poisson(0.005, 0.7, 250), count=2),
+        )
     )
     assert epsilon(whole, 1e-6) == epsilon(parts, 1e-6)
 
 
 def test_phases_cost_between_the_best_and_the_worst_of_them() -> None:
-    mixed = Composed(
+    mixed = events.Composed(
         events=(poisson(0.02, 1.0, 300), poisson(0.02, 1.2, 300), poisson(0.02, 1.1, 300))
     )
     assert epsilon(poisson(0.02, 1.2, 900), 1e-6).upper < epsilon(mixed, 1e-6).lower
@@ -243,13 +242,13 @@ def test_phases_cost_between_the_best_and_the_worst_of_them() -> None:
 
 
 def test_equal_phases_written_differently_meet() -> None:
-    near = Composed(events=(poisson(0.02, 1.0, 300), poisson(0.02, 1.0 + 1e-12, 300)))
+    near = events.Composed(events=(poisson(0.02, 1.0, 300), poisson(0.02, 1.0 + 1e-12, 300)))
     assert epsilon(near, 1e-6).meets(epsilon(poisson(0.02, 1.0, 600), 1e-6))
 
 
 def test_gaussian_steps_mix_with_subsampled_ones() -> None:
-    gaussian = Repeated(event=Gaussian(noise_multiplier=10.0), count=4)
-    mixed = epsilon(Composed(events=(gaussian, poisson(0.01, 1.0, 100))), 1e-6)
+    gaussian = events.Repeated(event=events.Gaussian(noise_multiplier=10.0), count=4)
+    mixed = epsilon(events.Composed(events=(gaussian, poisson(0.01, 1.0, 100))), 1e-6)
     assert epsilon(gaussian, 1e-6).upper < mixed.lower
     assert epsilon(poisson(0.01, 1.0, 100), 1e-6).upper < mixed.lower
 
@@ -271,15 +270,15 @@ def test_delta_inverts_epsilon(at: float) -> None:
 
 
 def test_a_window_without_an_end_refines_nothing() -> None:
-    event = Composed(
-        events=(poisson(0.048, 1.8792911123182923, 1), Laplace(noise_multiplier=17.46))
+    event = events.Composed(
+        events=(poisson(0.048, 1.8792911123182923, 1), events.Laplace(noise_multiplier=17.46))
     )
     result = FourierAccountant().curve(event).delta(math.log(9))
     assert 0 < result.upper - result.lower < 1e-4 * result.upper
 
 
 def test_the_empty_composition_costs_nothing() -> None:
-    for event in (Composed(events=()), poisson(0.1, 1.0, 0)):
+    for event in (events.Composed(events=()), poisson(0.1, 1.0, 0)):
         curve = FourierAccountant().curve(event)
         assert curve.epsilon(1e-9) == Bracket(lower=0.0, upper=0.0)
         assert curve.delta(0.0) == Bracket(lower=0.0, upper=0.0)
@@ -298,10 +297,13 @@ def test_a_delta_above_the_total_variation_needs_no_epsilon() -> None:
         (poisson(1e-10, 1.0, 10), 1e-5),
         (poisson(0.1, 1.0, 10**10 + 1), 1e-5),
         (poisson(0.1, 1.0, 10), 1e-31),
-        (WithoutReplacementGaussian(dataset_size=9, sample_size=3, noise_multiplier=1.0), 0.9999),
+        (
+            events.WithoutReplacementGaussian(dataset_size=9, sample_size=3, noise_multiplier=1.0),
+            0.9999,
+        ),
     ],
 )
-def test_out_of_reach_is_refused(event: Event, delta: float) -> None:
+def test_out_of_reach_is_refused(event: events.Event, delta: float) -> None:
     with pytest.raises(OutOfReach) as refusal:
         epsilon(event, delta)
     assert refusal.value.remedy
@@ -370,7 +372,7 @@ def test_a_grid_that_would_be_too_long_is_made_coarser_and_not_refused(
     ],
 )
 def test_a_direction_that_is_all_but_done_does_not_hold_up_the_other(
-    event: Event, epsilon: float, delta: float
+    event: events.Event, epsilon: float, delta: float
 ) -> None:
     result = FourierAccountant().curve(event).delta(epsilon)
     assert result.upper <= delta * (1 + 2e-4)
@@ -381,7 +383,7 @@ def test_a_direction_that_is_all_but_done_does_not_hold_up_the_other(
 def test_two_releases_far_out_are_bounded_on_both_sides() -> None:
     """δ at 4.0196 is ∫ p(x) δ_μ(ε - log p(x)/q(x)) dx over the sampled release, in 60 digits."""
     leaf = poisson(1 / 38, 1.598048173002978, 1, "replace_one")
-    event = Composed(events=(leaf, Gaussian(noise_multiplier=2.949500000000244)))
+    event = events.Composed(events=(leaf, events.Gaussian(noise_multiplier=2.949500000000244)))
     curve = FourierAccountant().curve(event)
     result = curve.delta(4.019626502338453)
     assert result.lower <= 1.7815009739225e-27 * (1 + 1e-10)

@@ -14,26 +14,19 @@ from affidavit.accountants import FourierAccountant
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve, Displacement
 from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.dominating_pairs import directions
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    Repeated,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
 Array = NDArray[np.float64]
 
 
-def lots(rate: float, sigma: float, steps: int) -> Event:
-    leaf = WithoutReplacementGaussian(
+def lots(rate: float, sigma: float, steps: int) -> events.Event:
+    leaf = events.WithoutReplacementGaussian(
         sample_size=round(10_000 * rate), dataset_size=10_000, noise_multiplier=sigma
     )
-    return Repeated(event=leaf, count=steps)
+    return events.Repeated(event=leaf, count=steps)
 
 
-def adaptive(event: Event) -> AdaptiveCurve:
+def adaptive(event: events.Event) -> AdaptiveCurve:
     curve = AdaptiveCurve.of(directions(event), SharedCache())
     assert curve is not None
     return curve
@@ -108,13 +101,13 @@ def test_it_is_above_what_an_adaptive_adversary_attains(
         (lots(0.01, 1.0, 300), 1e-6, 0.5),
         (lots(0.05, 2.0, 300), 1e-9, 0.5),
         (
-            Composed(events=(lots(0.05, 2.0, 200), Gaussian(noise_multiplier=3.0))),
+            events.Composed(events=(lots(0.05, 2.0, 200), events.Gaussian(noise_multiplier=3.0))),
             1e-5,
             0.4,
         ),
         (
-            Repeated(
-                event=WithoutReplacementGroupGaussian(
+            events.Repeated(
+                event=events.WithoutReplacementGroupGaussian(
                     records=3, dataset_size=10_000, sample_size=100, noise_multiplier=2.0
                 ),
                 count=100,
@@ -126,7 +119,7 @@ def test_it_is_above_what_an_adaptive_adversary_attains(
     ids=["long", "small δ", "beside a Gaussian release", "users"],
 )
 def test_a_narrower_bracket_is_asked_for_where_it_decides(
-    event: Event, delta: float, closed: float
+    event: events.Event, delta: float, closed: float
 ) -> None:
     """At least so much of the gap is closed, and both ends of ε and δ agree."""
     curve = FourierAccountant().curve(event)
@@ -138,10 +131,10 @@ def test_a_narrower_bracket_is_asked_for_where_it_decides(
 
 def test_a_chain_of_few_links_is_refined_and_a_long_one_is_not() -> None:
     def curve(records: int) -> Any:
-        leaf = WithoutReplacementGroupGaussian(
+        leaf = events.WithoutReplacementGroupGaussian(
             records=records, dataset_size=10_000, sample_size=100, noise_multiplier=2.0
         )
-        return FourierAccountant().curve(Repeated(event=leaf, count=100))
+        return FourierAccountant().curve(events.Repeated(event=leaf, count=100))
 
     wide = curve(2)
     assert wide.refined.epsilon(1e-6).upper < 0.98 * wide.epsilon(1e-6).upper
@@ -150,7 +143,9 @@ def test_a_chain_of_few_links_is_refined_and_a_long_one_is_not() -> None:
 
 @pytest.mark.parametrize("delta", [1e-13, 0.3])
 @pytest.mark.parametrize("event", [lots(0.0001, 0.3, 5000), lots(0.9, 100.0, 3)])
-def test_extremes_are_bounded_or_left_to_the_wide_bracket(event: Event, delta: float) -> None:
+def test_extremes_are_bounded_or_left_to_the_wide_bracket(
+    event: events.Event, delta: float
+) -> None:
     curve = FourierAccountant().curve(event)
     wide, narrow = curve.epsilon(delta), curve.with_width(1e-5).epsilon(delta)
     assert wide.lower * (1 - 1e-3) <= narrow.lower <= narrow.upper <= wide.upper * (1 + 1e-12)

@@ -15,16 +15,16 @@ from affidavit.accountants.fourier.discretized_pld import Grid
 from affidavit.accountants.fourier.privacy_loss import Cells, LossLaw
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 pytestmark = pytest.mark.usefixtures("lattice_alone")
 
 QUESTIONS = [(steps, delta) for steps in (50, 200) for delta in (1e-6, 1e-9)]
 
 
-def plan(steps: int, sigma: float = 1.0) -> Repeated:
-    leaf = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=sigma)
-    return Repeated(event=leaf, count=steps)
+def plan(steps: int, sigma: float = 1.0) -> events.Repeated:
+    leaf = events.PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=sigma)
+    return events.Repeated(event=leaf, count=steps)
 
 
 def ask(engine: FourierAccountant, steps: int, delta: float) -> tuple[Bracket, Bracket]:
@@ -56,7 +56,7 @@ def test_a_sweep_shares_measures_and_answers_as_its_plans_do_alone(
 
     monkeypatch.setattr(Grid, "cells", counted)
     warm = [plan(steps) for steps in range(1000, 2000, 50)]
-    phases = [Composed(events=(event, plan(200, 1.5))) for event in warm[::8]]
+    phases = [events.Composed(events=(event, plan(200, 1.5))) for event in warm[::8]]
     questions = list(itertools.product([*warm, *phases], (1e-5, 1e-7, 1e-9)))
     alone = [FourierAccountant().curve(event).epsilon(delta) for event, delta in questions]
     apart, engine = len(measured), FourierAccountant()

@@ -45,17 +45,19 @@ from affidavit.accountants.fourier.quadrature import AnalyticPart
 from affidavit.accountants.fourier.refinement import locate, locate_in_strata
 from affidavit.accountants.fourier.tilting import Window
 from affidavit.checker import Unproved, Witness, prove
-from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated, TruncatedPoissonGaussian
+from affidavit.plan import events
 
 DELTA = 1e-6
-COMMON = Repeated(
-    event=PoissonSubsampledGaussian(sampling_probability=0.05, noise_multiplier=1.0), count=40
+COMMON = events.Repeated(
+    event=events.PoissonSubsampledGaussian(sampling_probability=0.05, noise_multiplier=1.0),
+    count=40,
 )
-RARE = Repeated(
-    event=PoissonSubsampledGaussian(sampling_probability=1e-3, noise_multiplier=0.8), count=3000
+RARE = events.Repeated(
+    event=events.PoissonSubsampledGaussian(sampling_probability=1e-3, noise_multiplier=0.8),
+    count=3000,
 )
-CUT = Repeated(
-    event=TruncatedPoissonGaussian(
+CUT = events.Repeated(
+    event=events.TruncatedPoissonGaussian(
         dataset_size=2000,
         sampling_probability=0.01,
         max_lot_size=25,
@@ -68,14 +70,14 @@ Patch = pytest.MonkeyPatch
 
 
 @cache
-def honest(event: Event) -> tuple[Bracket, Witness]:
+def honest(event: events.Event) -> tuple[Bracket, Witness]:
     """The engine's bracket, and a witness that proves its upper end."""
     bracket = FourierAccountant().curve(event).epsilon(DELTA)
     return bracket, search_witness(event, bracket, DELTA, 1e-4)[0]
 
 
 @cache
-def choices(event: Event) -> list[tuple[GridParameters, float]]:
+def choices(event: events.Event) -> list[tuple[GridParameters, float]]:
     """Coarse grids for each direction, as the engine chooses them, and about their ε."""
     result = []
     for direction in directions(event, lots="hidden"):
@@ -95,7 +97,7 @@ def unchanged(chosen: GridParameters, _: float) -> GridParameters:
     return chosen
 
 
-def upper_end(event: Event, worse: Choice = unchanged) -> float:
+def upper_end(event: events.Event, worse: Choice = unchanged) -> float:
     """The upper end of ε by one pass over each direction, on ``worse`` grids."""
     result = 0.0
     both = directions(event, lots="hidden")
@@ -108,13 +110,13 @@ def upper_end(event: Event, worse: Choice = unchanged) -> float:
     return result
 
 
-def is_true(event: Event, epsilon: float) -> bool:
+def is_true(event: events.Event, epsilon: float) -> bool:
     """Whether ``epsilon`` bounds what the engine as it is says, of the dominating pair."""
     bracket = honest(event)[0]
     return epsilon >= (bracket.upper * (1 - 1e-4) if event == CUT else bracket.lower)
 
 
-def is_caught(event: Event, epsilon: float) -> bool:
+def is_caught(event: events.Event, epsilon: float) -> bool:
     """Whether the checker refuses ``epsilon`` with all the room that a proof has above it."""
     claimed = replace(honest(event)[1], epsilon=repr(epsilon * (1 + 1e-4)))
     try:

@@ -20,8 +20,7 @@ from affidavit.accountants.fourier.group_sampling import (
 )
 from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.checker import Unproved, Witness, prove
-from affidavit.plan import Event, PoissonSampledGroupGaussian, PoissonSubsampledGaussian, Repeated
-from affidavit.plan.events import SubsampledPair
+from affidavit.plan import events
 
 RUNS = {
     "pairs": (2, 0.01, 1.0, 1000),
@@ -33,17 +32,17 @@ RUNS = {
 
 
 def leaf(
-    records: int, q: float, sigma: float, pair: SubsampledPair = "add_remove"
-) -> PoissonSampledGroupGaussian:
-    return PoissonSampledGroupGaussian(
+    records: int, q: float, sigma: float, pair: events.SubsampledPair = "add_remove"
+) -> events.PoissonSampledGroupGaussian:
+    return events.PoissonSampledGroupGaussian(
         records=records, sampling_probability=q, noise_multiplier=sigma, pair=pair
     )
 
 
 def run(
-    records: int, q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remove"
-) -> Event:
-    return Repeated(event=leaf(records, q, sigma, pair), count=steps)
+    records: int, q: float, sigma: float, steps: int, pair: events.SubsampledPair = "add_remove"
+) -> events.Event:
+    return events.Repeated(event=leaf(records, q, sigma, pair), count=steps)
 
 
 def test_numbers_of_records_are_binomial() -> None:
@@ -227,7 +226,7 @@ def test_dp_accounting_encloses_the_same_run() -> None:
 @pytest.mark.ordinary("add_remove-pairs")
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
-def test_the_checker_proves_it_and_nothing_below_it(pair: SubsampledPair, name: str) -> None:
+def test_the_checker_proves_it_and_nothing_below_it(pair: events.SubsampledPair, name: str) -> None:
     event = run(*RUNS[name], pair)
     bracket = FourierAccountant().curve(event).epsilon(1e-6)
     assert bracket.upper <= bracket.lower * 1.001
@@ -247,8 +246,10 @@ def test_several_records_cost_more_than_one_and_less_than_all_at_once(name: str)
     any_drawn = -math.expm1(records * math.log1p(-q))
 
     def poisson(rate: float, noise: float) -> float:
-        one = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=noise)
-        return FourierAccountant().curve(Repeated(event=one, count=steps)).epsilon(1e-6).upper
+        one = events.PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=noise)
+        return (
+            FourierAccountant().curve(events.Repeated(event=one, count=steps)).epsilon(1e-6).upper
+        )
 
     assert poisson(any_drawn, sigma) <= ours.upper * (1 + 1e-3)
     assert ours.lower <= poisson(any_drawn, sigma / records) * (1 + 1e-3)

@@ -20,8 +20,7 @@ from affidavit.accountants.fourier.privacy_loss import Array, LossLaw
 from affidavit.accountants.fourier.quadrature import POINTS, AnalyticLaw, AnalyticPart, rule
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw
 from affidavit.accountants.fourier_accountant import FourierAccountant
-from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
-from affidavit.plan.events import SubsampledPair
+from affidavit.plan import events
 
 LAWS = [
     NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
@@ -40,12 +39,16 @@ SUMS: list[LossLaw] = [
 ]
 
 
-def poisson(q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remove") -> Repeated:
-    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair)
-    return Repeated(event=leaf, count=steps)
+def poisson(
+    q: float, sigma: float, steps: int, pair: events.SubsampledPair = "add_remove"
+) -> events.Repeated:
+    leaf = events.PoissonSubsampledGaussian(
+        sampling_probability=q, noise_multiplier=sigma, pair=pair
+    )
+    return events.Repeated(event=leaf, count=steps)
 
 
-def answer(event: Event, delta: float) -> Bracket:
+def answer(event: events.Event, delta: float) -> Bracket:
     result = invert_epsilon(directions(event), delta)
     assert result is not None
     return result
@@ -163,7 +166,7 @@ def test_no_transform_exceeds_what_its_uniform_parts_allow(law: LossLaw) -> None
     ],
 )
 def test_gaussian_runs_meet_the_closed_form(sigma: float, steps: int, delta: float) -> None:
-    event = Repeated(event=Gaussian(noise_multiplier=sigma), count=steps)
+    event = events.Repeated(event=events.Gaussian(noise_multiplier=sigma), count=steps)
     result, exact = answer(event, delta), accountant("gaussian").curve(event).epsilon(delta)
     assert result.lower <= exact.upper
     assert result.upper >= exact.lower
@@ -187,11 +190,11 @@ def test_poisson_runs_lie_between_dp_accounting_s_grids(
     assert grid.get_epsilon(delta) <= result.upper * 1.02
 
 
-MIXED = Composed(
+MIXED = events.Composed(
     events=(
         poisson(0.02, 0.9, 300),
         poisson(0.005, 2.0, 4000),
-        Repeated(event=Gaussian(noise_multiplier=9.0), count=7),
+        events.Repeated(event=events.Gaussian(noise_multiplier=9.0), count=7),
     )
 )
 RUNS = [
@@ -211,7 +214,7 @@ RUNS = [
     ],
 )
 def test_brackets_hold_what_30_digits_show(
-    event: Event, delta: float, epsilons: tuple[float, ...]
+    event: events.Event, delta: float, epsilons: tuple[float, ...]
 ) -> None:
     """The same integral by Gauss's rule, in a window three times as wide, in 30 digits."""
     for direction, epsilon in zip(directions(event), epsilons, strict=False):
@@ -222,7 +225,7 @@ def test_brackets_hold_what_30_digits_show(
 
 @pytest.mark.parametrize("event", RUNS)
 @pytest.mark.parametrize("delta", [1e-9, 1e-3])
-def test_lattices_overlap(event: Event, delta: float) -> None:
+def test_lattices_overlap(event: events.Event, delta: float) -> None:
     result = answer(event, delta)
     inverse = accountant("fourier").curve(event).delta(result.upper)
     assert inverse.lower <= delta <= inverse.upper * (1 + 1e-4)
@@ -234,7 +237,7 @@ def test_lattices_overlap(event: Event, delta: float) -> None:
 @pytest.mark.parametrize("spoilt", ["window", "end", "rule", "tilt"])
 @pytest.mark.parametrize("event", RUNS)
 def test_what_only_steers_never_makes_a_bound_false(
-    event: Event, spoilt: str, monkeypatch: pytest.MonkeyPatch
+    event: events.Event, spoilt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = answer(event, 1e-6)
     window, end, transform = (
@@ -273,7 +276,7 @@ def test_a_long_run_at_a_tiny_rate_has_a_narrow_bracket() -> None:
     result = answer(poisson(1e-5, 1.0, 10**10), 1e-10)
     assert result.width < 1e-3 * result.upper
     # About 10^10 releases of variance q² (e - 1) each it is a Gaussian mechanism, nearly.
-    near = Gaussian(noise_multiplier=1 / math.sqrt(10**10 * 1e-10 * math.expm1(1.0)))
+    near = events.Gaussian(noise_multiplier=1 / math.sqrt(10**10 * 1e-10 * math.expm1(1.0)))
     about = accountant("gaussian").curve(near).epsilon(1e-10).upper
     assert math.isclose(result.upper, about, rel_tol=0.01)
 

@@ -22,7 +22,7 @@ from affidavit.accountants.fourier.discretized_pld import (
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, LossLaw
-from affidavit.plan import WithoutReplacementGaussian
+from affidavit.plan import events
 from tests.support.random_seeds import examples
 
 
@@ -210,7 +210,7 @@ def test_the_atom_at_zero_is_in_the_cell_that_holds_it(
     sample: float, sigma: float, origin: float
 ) -> None:
     size = 10_000
-    leaf = WithoutReplacementGaussian(
+    leaf = events.WithoutReplacementGaussian(
         dataset_size=size, sample_size=round(sample * size), noise_multiplier=sigma
     )
     (direction,) = directions(leaf)

@@ -32,7 +32,7 @@ from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.privacy_loss import UNIT_ROUNDOFF, Array, Cells, normal_masses
 from affidavit.accountants.fourier.tilting import Window
 from affidavit.accountants.fourier_accountant import FourierAccountant
-from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 from tests.accountants.fourier.closed_forms import distance, one_release
 
 SHARE = 0.9
@@ -143,9 +143,11 @@ def test_each_normal_mass_is_within_its_bound_and_the_engine_bears_all_of_it(
 
         with monkeypatch.context() as patch:
             patch.setattr(privacy_loss, "normal_masses", disturbed)
-            event = Repeated(event=Gaussian(noise_multiplier=40.0), count=1000)
+            event = events.Repeated(event=events.Gaussian(noise_multiplier=40.0), count=1000)
             result = FourierAccountant().curve(event).epsilon(1e-9)
-            single = PoissonSubsampledGaussian(sampling_probability=0.3, noise_multiplier=1.0)
+            single = events.PoissonSubsampledGaussian(
+                sampling_probability=0.3, noise_multiplier=1.0
+            )
             one = FourierAccountant().curve(single).epsilon(1e-9)
         mu = math.sqrt(mpmath.mpf(1000)) / 40
         assert one_release("remove", 1.0, mu, result.upper) <= 1e-9

@@ -20,8 +20,7 @@ from scipy.special import ndtr
 
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
-from affidavit.plan import PoissonSubsampledGaussian, Repeated
-from affidavit.plan.events import SubsampledPair
+from affidavit.plan import events
 
 Side = Literal["remove", "add", "replace"]
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -136,7 +135,7 @@ def extrapolated(
     return fine + (fine - coarse) / 3, abs(fine - coarse)
 
 
-PLANS: list[tuple[SubsampledPair, float, float, int, float, float]] = [
+PLANS: list[tuple[events.SubsampledPair, float, float, int, float, float]] = [
     ("add_remove", 0.1, 20.0, 100_000, 1e-10, 4e-4),
     ("add_remove", 0.004267, 1.1, 14_062, 1e-14, 2e-4),
     ("add_remove", 0.01, 1.0, 1_000, 1e-9, 4e-4),
@@ -152,10 +151,12 @@ PLANS: list[tuple[SubsampledPair, float, float, int, float, float]] = [
 @pytest.mark.ordinary("*-0.2-4.0-300-*", "*-0.08192-*", "*-replace_one-0.3-*")
 @pytest.mark.parametrize(("pair", "q", "sigma", "steps", "delta", "h"), PLANS)
 def test_long_runs_agree_with_another_transform(
-    pair: SubsampledPair, q: float, sigma: float, steps: int, delta: float, h: float
+    pair: events.SubsampledPair, q: float, sigma: float, steps: int, delta: float, h: float
 ) -> None:
-    leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair)
-    result = FourierAccountant().curve(Repeated(event=leaf, count=steps)).epsilon(delta)
+    leaf = events.PoissonSubsampledGaussian(
+        sampling_probability=q, noise_multiplier=sigma, pair=pair
+    )
+    result = FourierAccountant().curve(events.Repeated(event=leaf, count=steps)).epsilon(delta)
     sides: tuple[Side, ...] = ("replace",) if pair == "replace_one" else ("remove", "add")
     value, error = max(extrapolated(side, q, sigma, steps, delta, h) for side in sides)
     assert error <= 2e-4 * value
@@ -200,8 +201,8 @@ def test_beyond_ten_million_steps_the_bracket_is_near_the_gaussian_limit(
 
     Its variance is T q² (e^{1/σ²} - 1). Their skewness is some 3e-5 here, and ε differs by less.
     """
-    event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    result = FourierAccountant().curve(Repeated(event=event, count=steps)).epsilon(1e-6)
+    event = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    result = FourierAccountant().curve(events.Repeated(event=event, count=steps)).epsilon(1e-6)
     limit = GaussianCurve(mu=q * math.sqrt(steps * math.expm1(sigma**-2))).epsilon(1e-6).upper
     assert result.lower <= limit * (1 + 3e-5)
     assert limit * (1 - 3e-5) <= result.upper <= 1.06 * result.lower

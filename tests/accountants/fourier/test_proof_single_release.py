@@ -13,14 +13,7 @@ import pytest
 from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.accountants.registry import accountant
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 from tests.accountants.fourier.closed_forms import Side, distance, one_release
 
 
@@ -28,7 +21,7 @@ from tests.accountants.fourier.closed_forms import Side, distance, one_release
 class Single:
     """One release, the pair of hypotheses that it is closed for, and the δ asked for."""
 
-    event: Event
+    event: events.Event
     side: Side
     rate: float
     clip_norms: int
@@ -54,14 +47,14 @@ def draw(source: np.random.Generator) -> Single:
     if kind == "without_replacement":
         size = round(between(source, 10, 1e6))
         sample = min(size - 1, max(1, round(size * between(source, 1e-6, 1.0))))
-        event: Event = WithoutReplacementGaussian(
+        event: events.Event = events.WithoutReplacementGaussian(
             dataset_size=size, sample_size=sample, noise_multiplier=sigma
         )
         rate, clip_norms, side = sample / size, 2, "remove"
     else:
         rate, clip_norms = between(source, 1e-6, 1.0), 1
         side = "replace" if kind == "replace_one" else str(kind)
-        event = PoissonSubsampledGaussian(
+        event = events.PoissonSubsampledGaussian(
             sampling_probability=rate,
             noise_multiplier=sigma,
             pair="replace_one" if side == "replace" else "add_remove",
@@ -122,7 +115,7 @@ def test_below_what_most_ask_for_releases_hold_their_closed_form_or_are_refused(
 def test_runs_without_sampling_equal_the_exact_gaussian_there(
     sigma: float, steps: int, delta: float
 ) -> None:
-    event = Repeated(event=Gaussian(noise_multiplier=sigma), count=steps)
+    event = events.Repeated(event=events.Gaussian(noise_multiplier=sigma), count=steps)
     exact = accountant("gaussian").curve(event).epsilon(delta)
     result = FourierAccountant().curve(event).epsilon(delta)
     assert result.lower <= exact.lower <= exact.upper <= result.upper
@@ -140,7 +133,7 @@ def test_the_reverse_direction_alone_holds_its_closed_form() -> None:
         exact = one_release("add", q, distance(sigma), epsilon)
         if exact < 1e-16:
             continue
-        leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+        leaf = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
         both = FourierAccountant().curve(leaf)
         result = FourierCurve(directions=both.directions[1:], relative_width=1e-4).delta(epsilon)
         assert result.lower <= exact <= result.upper, leaf
@@ -159,9 +152,9 @@ def test_runs_without_sampling_equal_the_exact_gaussian(seed: int) -> None:
         sigma = between(source, 0.3, 1000.0)
         # So many steps that ε stays within reach.
         most = min(1e7, 400.0 * sigma * sigma)
-        leaf = Gaussian(noise_multiplier=sigma)
-        parts.append(Repeated(event=leaf, count=round(between(source, 1.0, most))))
-    event = Composed(events=tuple(parts))
+        leaf = events.Gaussian(noise_multiplier=sigma)
+        parts.append(events.Repeated(event=leaf, count=round(between(source, 1.0, most))))
+    event = events.Composed(events=tuple(parts))
     exact = accountant("gaussian").curve(event).epsilon(delta)
     result = FourierAccountant().curve(event).epsilon(delta)
     assert result.lower <= exact.lower

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.fourier_accountant import FourierAccountant
-from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 from tests.accountants.fourier.closed_forms import Side, distance, one_release
 
 Array = np.ndarray[tuple[int], np.dtype[np.longdouble]]
@@ -197,12 +197,12 @@ def bounds(run: tuple[Release, ...], side: Side) -> Bounds:
     return Composition.of(above, h), Composition.of(below, h)
 
 
-def event(run: Sequence[Release], *, replace: bool) -> Event:
+def event(run: Sequence[Release], *, replace: bool) -> events.Event:
     """The run as the engine takes it."""
-    return Composed(
+    return events.Composed(
         events=tuple(
-            Repeated(
-                event=PoissonSubsampledGaussian(
+            events.Repeated(
+                event=events.PoissonSubsampledGaussian(
                     sampling_probability=release.q,
                     noise_multiplier=release.sigma,
                     pair="replace_one" if replace else "add_remove",

@@ -16,15 +16,15 @@ from affidavit.accountants.fourier.loss_laws import NormalMixtureLaw
 from affidavit.accountants.fourier.schedules import ExtrapolatedLaw, group_kinds, merge_kinds
 from affidavit.accountants.fourier_accountant import FourierAccountant, FourierCurve
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import events
 
 
-def run(sigmas: Any, rates: Any, counts: Any, pair: Any = "add_remove") -> Composed:
+def run(sigmas: Any, rates: Any, counts: Any, pair: Any = "add_remove") -> events.Composed:
     """One kind of release for each noise multiplier, rate and count."""
-    return Composed(
+    return events.Composed(
         events=tuple(
-            Repeated(
-                event=PoissonSubsampledGaussian(
+            events.Repeated(
+                event=events.PoissonSubsampledGaussian(
                     noise_multiplier=float(sigma), sampling_probability=float(q), pair=pair
                 ),
                 count=int(count),
@@ -35,7 +35,7 @@ def run(sigmas: Any, rates: Any, counts: Any, pair: Any = "add_remove") -> Compo
 
 
 def in_cells(
-    event: Composed, kinds: int = schedules.MAX_KINDS, cells: int = schedules.MAX_CELLS
+    event: events.Composed, kinds: int = schedules.MAX_KINDS, cells: int = schedules.MAX_CELLS
 ) -> FourierCurve:
     """The curve with more than so many kinds of release brought together."""
     return FourierAccountant()._curve(event).of(directions(event, max_kinds=kinds, max_cells=cells))
@@ -153,12 +153,14 @@ def test_a_line_through_two_curves_is_below_the_third_by_quadrature(side: Any, k
 
 
 def test_few_kinds_are_taken_one_by_one_and_gaussians_of_many_as_one() -> None:
-    few = [(Gaussian(noise_multiplier=1.0 + n), 1) for n in range(schedules.MAX_KINDS)]
+    few = [(events.Gaussian(noise_multiplier=1.0 + n), 1) for n in range(schedules.MAX_KINDS)]
     assert group_kinds(few) == (few, [])
-    many = [(Gaussian(noise_multiplier=20.0 + n / 10), 3) for n in range(schedules.MAX_KINDS + 1)]
+    many = [
+        (events.Gaussian(noise_multiplier=20.0 + n / 10), 3) for n in range(schedules.MAX_KINDS + 1)
+    ]
     (one, count), *more = merge_kinds(many)
     assert (count, more) == (1, [])
-    assert isinstance(one, Gaussian)
+    assert isinstance(one, events.Gaussian)
     total = sum(3 / leaf.noise_multiplier**2 for leaf, _ in many)
     assert one.noise_multiplier == pytest.approx(total**-0.5, rel=1e-12)
     assert one.noise_multiplier < total**-0.5

@@ -32,19 +32,7 @@ from affidavit.checker import (
     Witness,
     prove,
 )
-from affidavit.plan import (
-    Composed,
-    EitherBound,
-    Event,
-    Gaussian,
-    GaussianMixture,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    alternatives,
-    event_document,
-    parse_event,
-)
+from affidavit.plan import events
 
 
 def exact(law: NormalPair, place: mpmath.mpf) -> tuple[mpmath.mpf, mpmath.mpf]:
@@ -110,25 +98,32 @@ def test_brackets_hold_the_curve_in_forty_digits(law: NormalPair) -> None:
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 def test_one_release_agrees_with_two_of_which_one_says_little(delta: float) -> None:
     """The lattices answer for two."""
-    alone = PoissonSampledGroupGaussian(records=5, sampling_probability=0.1, noise_multiplier=4.0)
-    faint = PoissonSubsampledGaussian(sampling_probability=1e-6, noise_multiplier=900.0)
+    alone = events.PoissonSampledGroupGaussian(
+        records=5, sampling_probability=0.1, noise_multiplier=4.0
+    )
+    faint = events.PoissonSubsampledGaussian(sampling_probability=1e-6, noise_multiplier=900.0)
     curve, both = (
-        FourierAccountant().curve(event) for event in (alone, Composed(events=(alone, faint)))
+        FourierAccountant().curve(event)
+        for event in (alone, events.Composed(events=(alone, faint)))
     )
     assert curve.epsilon(delta).upper == pytest.approx(both.epsilon(delta).upper, rel=1e-3)
 
 
-def mixture(records: int, rate: float, noise: float, conceded: float = 0.0) -> GaussianMixture:
-    return GaussianMixture(
+def mixture(
+    records: int, rate: float, noise: float, conceded: float = 0.0
+) -> events.GaussianMixture:
+    return events.GaussianMixture(
         weights=binomial_weights(records, rate), noise_multiplier=noise, conceded=conceded
     )
 
 
 def test_a_mixture_of_binomial_weights_is_a_group_of_records() -> None:
-    group = PoissonSampledGroupGaussian(records=6, sampling_probability=0.2, noise_multiplier=9.0)
+    group = events.PoissonSampledGroupGaussian(
+        records=6, sampling_probability=0.2, noise_multiplier=9.0
+    )
     for count in (1, 30):
         one, other = (
-            FourierAccountant().curve(Repeated(event=leaf, count=count)).epsilon(1e-6)
+            FourierAccountant().curve(events.Repeated(event=leaf, count=count)).epsilon(1e-6)
             for leaf in (group, mixture(6, 0.2, 9.0))
         )
         assert one == other
@@ -159,9 +154,9 @@ def test_a_mixture_has_the_epsilon_of_dp_accounting() -> None:
         assert bracket.upper == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=2e-3)
 
 
-def poisson(noise: float) -> Event:
-    return Repeated(
-        event=PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=noise),
+def poisson(noise: float) -> events.Event:
+    return events.Repeated(
+        event=events.PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=noise),
         count=500,
     )
 
@@ -169,18 +164,20 @@ def poisson(noise: float) -> Event:
 @pytest.mark.parametrize(("noise", "less"), [(0.6, 1), (3.0, 0)])
 def test_the_upper_end_is_the_least_of_both_bounds(noise: float, less: int) -> None:
     bounds = (poisson(noise), mixture(20, 0.25, 12.0))
-    either = Composed(events=(EitherBound(events=bounds), Gaussian(noise_multiplier=50.0)))
+    either = events.Composed(
+        events=(events.EitherBound(events=bounds), events.Gaussian(noise_multiplier=50.0))
+    )
     fourier = FourierAccountant()
-    brackets = [fourier.curve(event).epsilon(1e-6) for event in alternatives(either)]
+    brackets = [fourier.curve(event).epsilon(1e-6) for event in events.alternatives(either)]
     assert brackets[less].upper < brackets[1 - less].lower
     result = fourier.curve(either)
     assert result.epsilon(1e-6).upper == pytest.approx(brackets[less].upper, rel=1e-3)
     assert result.epsilon(1e-6).lower == 0
     assert result.delta(1.0).upper <= min(
-        fourier.curve(event).delta(1.0).upper for event in alternatives(either)
+        fourier.curve(event).delta(1.0).upper for event in events.alternatives(either)
     ) * (1 + 1e-3)
     assert accountant("rdp").curve(either).epsilon(1e-6).upper == pytest.approx(
-        accountant("rdp").curve(alternatives(either)[0]).epsilon(1e-6).upper
+        accountant("rdp").curve(events.alternatives(either)[0]).epsilon(1e-6).upper
     )
 
 
@@ -188,10 +185,10 @@ def test_the_upper_end_is_the_least_of_both_bounds(noise: float, less: int) -> N
 @pytest.mark.parametrize("leaf", [0, 1, 2])
 def test_the_checker_proves_a_single_release_and_nothing_below_it(leaf: int, delta: float) -> None:
     """In closed form: no lattice is chosen, and twelve digits are decided."""
-    event: Event = (
+    event: events.Event = (
         mixture(160, 0.1, 30.0),
         mixture(3, 0.5, 0.4),
-        PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=0.9),
+        events.PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=0.9),
     )[leaf]
     epsilon = FourierAccountant().curve(event).epsilon(delta)
     claims = [repr(epsilon.upper * (1 + 1e-9)), repr(epsilon.lower * (1 - 1e-9))]
@@ -202,7 +199,7 @@ def test_the_checker_proves_a_single_release_and_nothing_below_it(leaf: int, del
 
 
 def test_a_proof_is_of_the_bound_that_it_names() -> None:
-    either = EitherBound(events=(poisson(0.6), mixture(20, 0.25, 12.0)))
+    either = events.EitherBound(events=(poisson(0.6), mixture(20, 0.25, 12.0)))
     bracket = FourierAccountant().curve(either).epsilon(1e-6)
     witness, proof = search_witness(either, bracket, 1e-6, 1e-4)
     assert (witness.alternative, proof.theorems) == (1, ("gaussian_mixture",))
@@ -216,14 +213,16 @@ def test_of_little_noise_the_first_bound_is_that_of_participations() -> None:
     first = poisson(0.09)
     above = accountant("participations").curve(first).epsilon(1e-6).upper
     for noise, upper in ((0.01, above), (12.0, math.inf)):
-        either = EitherBound(events=(first, mixture(20, 0.25, noise)))
+        either = events.EitherBound(events=(first, mixture(20, 0.25, noise)))
         assert FourierAccountant().curve(either).epsilon(1e-6).upper <= min(above, upper)
 
 
 def test_events_with_a_choice_are_read_as_they_were_written() -> None:
-    either = Composed(events=(EitherBound(events=(poisson(1.0), mixture(3, 0.1, 2.0, 1e-18))),))
-    assert parse_event(event_document(either)) == either
-    assert alternatives(poisson(1.0)) == (poisson(1.0),)
+    either = events.Composed(
+        events=(events.EitherBound(events=(poisson(1.0), mixture(3, 0.1, 2.0, 1e-18))),)
+    )
+    assert events.parse_event(events.event_document(either)) == either
+    assert events.alternatives(poisson(1.0)) == (poisson(1.0),)
 
 
 @pytest.mark.parametrize(
@@ -238,4 +237,4 @@ def test_events_with_a_choice_are_read_as_they_were_written() -> None:
 )
 def test_a_mixture_has_weights_that_add_up_to_one(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"weights|conceded|noise_multiplier"):
-        GaussianMixture(**{"noise_multiplier": 1.0, **fields})
+        events.GaussianMixture(**{"noise_multiplier": 1.0, **fields})

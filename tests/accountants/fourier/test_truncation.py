@@ -29,28 +29,20 @@ from affidavit.accountants.fourier.truncated_poisson import (
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan import (
-    Composed,
-    Event,
-    PoissonSubsampledGaussian,
-    RepeatAndSelect,
-    Repeated,
-    TruncatedPoissonGaussian,
-)
-from affidavit.plan.events import Neighbours
+from affidavit.plan import events
 
-ALL: tuple[Neighbours, ...] = ("add_remove", "zero_out", "replace_one")
+ALL: tuple[events.Neighbours, ...] = ("add_remove", "zero_out", "replace_one")
 
 
 def cut(
     largest: int,
-    neighbours: Neighbours = "add_remove",
+    neighbours: events.Neighbours = "add_remove",
     *,
     size: int = 1000,
     q: float = 0.05,
     sigma: float = 1.5,
-) -> TruncatedPoissonGaussian:
-    return TruncatedPoissonGaussian(
+) -> events.TruncatedPoissonGaussian:
+    return events.TruncatedPoissonGaussian(
         dataset_size=size,
         sampling_probability=q,
         max_lot_size=largest,
@@ -59,21 +51,21 @@ def cut(
     )
 
 
-def poisson(neighbours: Neighbours, q: float = 0.05, sigma: float = 1.5) -> Event:
-    return PoissonSubsampledGaussian(
+def poisson(neighbours: events.Neighbours, q: float = 0.05, sigma: float = 1.5) -> events.Event:
+    return events.PoissonSubsampledGaussian(
         sampling_probability=q,
         noise_multiplier=sigma,
         pair="replace_one" if neighbours == "replace_one" else "add_remove",
     )
 
 
-def run(leaf: Event, count: int = 100, delta: float = 1e-6) -> tuple[float, float]:
-    result = FourierAccountant().curve(Repeated(event=leaf, count=count)).epsilon(delta)
+def run(leaf: events.Event, count: int = 100, delta: float = 1e-6) -> tuple[float, float]:
+    result = FourierAccountant().curve(events.Repeated(event=leaf, count=count)).epsilon(delta)
     return result.lower, result.upper
 
 
 @pytest.mark.parametrize("neighbours", ALL)
-def test_a_limit_that_is_never_reached_is_plain_poisson(neighbours: Neighbours) -> None:
+def test_a_limit_that_is_never_reached_is_plain_poisson(neighbours: events.Neighbours) -> None:
     lower, upper = run(cut(1000, neighbours))
     plain_lower, plain_upper = run(poisson(neighbours))
     assert lower <= plain_upper
@@ -84,7 +76,7 @@ def test_a_limit_that_is_never_reached_is_plain_poisson(neighbours: Neighbours) 
 @pytest.mark.ordinary("zero_out")
 @pytest.mark.parametrize("neighbours", ALL)
 def test_a_tighter_limit_never_costs_less_than_plain_poisson_at_most(
-    neighbours: Neighbours,
+    neighbours: events.Neighbours,
 ) -> None:
     result = [run(cut(largest, neighbours)) for largest in (200, 80, 70, 60)]
     uppers = [upper for _, upper in result]
@@ -154,8 +146,8 @@ def test_a_record_alone_moves_a_cut_lot_by_two() -> None:
 
 @pytest.mark.ordinary("zero_out")
 @pytest.mark.parametrize("neighbours", ["add_remove", "zero_out"])
-def test_the_public_library_meets_ours(neighbours: Neighbours) -> None:
-    event = Repeated(event=cut(70, neighbours), count=20)
+def test_the_public_library_meets_ours(neighbours: events.Neighbours) -> None:
+    event = events.Repeated(event=cut(70, neighbours), count=20)
     ours = FourierAccountant().curve(event).epsilon(1e-6)
     theirs = PldAccountant(interval=1e-3).curve(event).epsilon(1e-6)
     assert ours.meets(theirs, 1e-3)
@@ -165,10 +157,10 @@ def test_the_public_library_meets_ours(neighbours: Neighbours) -> None:
 @pytest.mark.soak
 def test_the_value_of_the_librarys_own_test_is_an_upper_bound_of_what_we_attain() -> None:
     """dp_accounting 0.6.0, ``test_truncated_subsampled_gaussian_basic``: 17.90433 at 1e-6."""
-    event = Composed(
+    event = events.Composed(
         events=(
-            Repeated(event=cut(2, "zero_out", size=4, q=0.5, sigma=1.0), count=3),
-            Repeated(event=cut(2, "zero_out", size=3, q=0.5, sigma=1.0), count=2),
+            events.Repeated(event=cut(2, "zero_out", size=4, q=0.5, sigma=1.0), count=3),
+            events.Repeated(event=cut(2, "zero_out", size=3, q=0.5, sigma=1.0), count=2),
         )
     )
     ours = FourierAccountant().curve(event).epsilon(1e-6)
@@ -197,7 +189,7 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
         return bounding_curves(laws, parameters, lower=lower)
 
     monkeypatch.setattr(refinement, "bounding_curves", counted)
-    leaf = TruncatedPoissonGaussian(
+    leaf = events.TruncatedPoissonGaussian(
         dataset_size=50_000,
         sampling_probability=0.01,
         max_lot_size=560,
@@ -205,7 +197,9 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
         neighbours="zero_out",
     )
     result = (
-        FourierAccountant(relative_width=1e-7)._curve(Repeated(event=leaf, count=1000)).delta(8)
+        FourierAccountant(relative_width=1e-7)
+        ._curve(events.Repeated(event=leaf, count=1000))
+        .delta(8)
     )
     assert 0 < result.lower < 1e-3 * result.upper
     assert sum(points) < 1_000_000
@@ -213,21 +207,25 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("neighbours", ALL)
-def test_each_order_of_cut_lots_is_bounded(neighbours: Neighbours) -> None:
+def test_each_order_of_cut_lots_is_bounded(neighbours: events.Neighbours) -> None:
     """As the best of several runs needs them, which costs at least what one run does."""
-    run = Repeated(event=cut(58, neighbours), count=50)
+    run = events.Repeated(event=cut(58, neighbours), count=50)
     curve = FourierAccountant().curve(run)
     whole = curve.epsilon(1e-5)
     orders = [order.epsilon(1e-5) for order in orders_of(curve)]
     assert max(order.lower for order in orders) == pytest.approx(whole.lower, rel=1e-3)
     assert max(order.upper for order in orders) == pytest.approx(whole.upper, rel=1e-3)
-    best = RepeatAndSelect(event=run, mean=5.0, shape=1.0)
+    best = events.RepeatAndSelect(event=run, mean=5.0, shape=1.0)
     result = accountant("selection").curve(best).epsilon(1e-5)
     assert whole.lower < result.upper < 3 * whole.upper
 
 
 def sums(
-    leaf: TruncatedPoissonGaussian, others: tuple[float, ...], record: float, *, there: bool = True
+    leaf: events.TruncatedPoissonGaussian,
+    others: tuple[float, ...],
+    record: float,
+    *,
+    there: bool = True,
 ) -> dict[float, float]:
     """The law of the sum before the noise, by enumeration of who is drawn and who stays."""
     result: dict[float, float] = collections.defaultdict(float)
@@ -243,7 +241,7 @@ def sums(
 
 
 def enumerated(
-    leaf: TruncatedPoissonGaussian, others: tuple[float, ...], other: float = -1.0
+    leaf: events.TruncatedPoissonGaussian, others: tuple[float, ...], other: float = -1.0
 ) -> list[float]:
     """δ of one release at ``EPSILONS`` by its definition.
 
@@ -279,7 +277,7 @@ def enumerated(
     ]
 
 
-def in_the_plane(leaf: TruncatedPoissonGaussian, order: str) -> list[float]:
+def in_the_plane(leaf: events.TruncatedPoissonGaussian, order: str) -> list[float]:
     """δ of one release at ``EPSILONS``: others at one vector, the record at a right angle to it.
 
     By enumeration of who is drawn and who stays, and quadrature over the plane.
@@ -328,7 +326,7 @@ QUADRATURE = 1e-4
     ],
 )
 def test_no_data_set_by_enumeration_passes_the_bound(
-    neighbours: Neighbours, largest: int, q: float, sigma: float
+    neighbours: events.Neighbours, largest: int, q: float, sigma: float
 ) -> None:
     """Others at every end and in the middle, in every number that may be there."""
     most = 4
@@ -355,7 +353,7 @@ def test_no_data_set_by_enumeration_passes_the_bound(
     [(0.3, 0.6), (0.01, 0.3), pytest.param(0.7, 2.0, marks=pytest.mark.soak)],
 )
 def test_two_records_and_a_lot_of_one_attain_the_bound(
-    neighbours: Neighbours, q: float, sigma: float
+    neighbours: events.Neighbours, q: float, sigma: float
 ) -> None:
     """No order of drawing is left to hide behind: a smaller bound would be wrong."""
     leaf = cut(1, neighbours, size=2, q=q, sigma=sigma)
@@ -369,7 +367,7 @@ def test_two_records_and_a_lot_of_one_attain_the_bound(
 @pytest.mark.ordinary("replace_one")
 @pytest.mark.parametrize("neighbours", ALL)
 def test_the_lower_end_is_at_least_that_of_poisson_at_the_rate_of_the_lot(
-    neighbours: Neighbours,
+    neighbours: events.Neighbours,
 ) -> None:
     leaf = cut(62, neighbours)
     lower, _ = run(leaf)
@@ -383,7 +381,7 @@ def test_the_lower_end_is_at_least_that_of_poisson_at_the_rate_of_the_lot(
 @pytest.mark.parametrize("neighbours", ["zero_out", "replace_one"])
 @pytest.mark.parametrize(("largest", "q", "sigma"), [(1, 0.3, 0.5), (2, 0.3, 0.3)])
 def test_what_others_show_of_a_lot_is_attained(
-    neighbours: Neighbours, largest: int, q: float, sigma: float
+    neighbours: events.Neighbours, largest: int, q: float, sigma: float
 ) -> None:
     leaf = cut(largest, neighbours, size=6, q=q, sigma=sigma)
     for order in ("remove", "add"):
@@ -470,7 +468,7 @@ def test_lots_of_fewer_and_of_more_others_hide_a_full_lot_at_every_place() -> No
     ],
 )
 def test_no_data_set_by_enumeration_passes_the_bound_of_hidden_cuts(
-    neighbours: Neighbours, largest: int, q: float, sigma: float
+    neighbours: events.Neighbours, largest: int, q: float, sigma: float
 ) -> None:
     """On the line, others at both ends, in the middle and between, in every number."""
     private = neighbours == "add_remove"
@@ -597,10 +595,12 @@ def test_many_others_that_are_alike_stay_below_the_bound_of_hidden_cuts(angle: f
 
 
 @pytest.mark.parametrize("neighbours", ALL)
-def test_what_is_out_of_reach_is_refused_however_lots_are_hidden(neighbours: Neighbours) -> None:
+def test_what_is_out_of_reach_is_refused_however_lots_are_hidden(
+    neighbours: events.Neighbours,
+) -> None:
     """δ below the method's, and below what hidden lots concede: another engine has to answer."""
     leaf = cut(520, neighbours, size=50_000, q=0.01, sigma=1.0)
-    curve = FourierAccountant().curve(Repeated(event=leaf, count=2000))
+    curve = FourierAccountant().curve(events.Repeated(event=leaf, count=2000))
     with pytest.raises(OutOfReach):
         curve.epsilon(1e-31)
 
@@ -609,7 +609,7 @@ def test_what_is_out_of_reach_is_refused_however_lots_are_hidden(neighbours: Nei
 @pytest.mark.parametrize("delta", [1e-1, 3.1622776601683794e-3, 1e-6, 1e-12])
 def test_the_quantile_of_a_revealed_mixture_bounds_both_laws_together(delta: float) -> None:
     """Both laws of a revealed mixture can exceed it, and together no more than that."""
-    leaf = TruncatedPoissonGaussian(
+    leaf = events.TruncatedPoissonGaussian(
         dataset_size=30,
         sampling_probability=0.05,
         max_lot_size=4,

@@ -24,16 +24,7 @@ from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.plan import (
     Adjacency,
-    Composed,
-    Gaussian,
-    GaussianMixture,
-    PoissonSampledGroupGaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    TruncatedPoissonGaussian,
-    TruncatedPoissonGroupGaussian,
-    event_document,
-    parse_event,
+    events,
 )
 
 EPSILONS = 0.0, 1.0, 2.5
@@ -50,8 +41,8 @@ def leaf(
     *,
     q: float = 0.3,
     sigma: float = 1,
-) -> TruncatedPoissonGroupGaussian:
-    return TruncatedPoissonGroupGaussian(
+) -> events.TruncatedPoissonGroupGaussian:
+    return events.TruncatedPoissonGroupGaussian(
         records=records,
         dataset_size=size,
         sampling_probability=q,
@@ -82,7 +73,7 @@ def hockey_stick(first: Sums, second: Sums, sigma: float, epsilon: float) -> flo
 
 
 def neighbouring(
-    case: TruncatedPoissonGroupGaussian, others: tuple[float, ...], own: tuple[float, ...]
+    case: events.TruncatedPoissonGroupGaussian, others: tuple[float, ...], own: tuple[float, ...]
 ) -> list[tuple[Sums, Sums]]:
     """The laws with the user and without, or with one that contributes zero or the opposite."""
     other = {
@@ -110,7 +101,7 @@ CASES = [
 @pytest.mark.ordinary("*_size=3, * max_lot_size=1, *")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_data_set_passes_the_bound_and_one_reaches_the_lower_end(
-    case: TruncatedPoissonGroupGaussian,
+    case: events.TruncatedPoissonGroupGaussian,
 ) -> None:
     curve, sigma = FourierAccountant().curve(case), case.noise_multiplier
     bounds = [curve.delta(epsilon) for epsilon in EPSILONS]
@@ -130,7 +121,9 @@ def test_no_data_set_passes_the_bound_and_one_reaches_the_lower_end(
 
 
 @pytest.mark.parametrize("case", [*CASES, leaf(4, 9, 3, "zero_out", q=0.7)], ids=str)
-def test_records_left_in_a_lot_are_counted_from_below(case: TruncatedPoissonGroupGaussian) -> None:
+def test_records_left_in_a_lot_are_counted_from_below(
+    case: events.TruncatedPoissonGroupGaussian,
+) -> None:
     others = max(0, case.dataset_size - case.records)
     law = sums(
         (*(0.0,) * others, *(1.0,) * case.records), case.max_lot_size, case.sampling_probability
@@ -152,11 +145,14 @@ def test_many_records_that_are_hardly_ever_drawn_are_counted_too() -> None:
 
 
 def test_lots_far_below_the_largest_cost_what_poisson_samples_of_users_do() -> None:
-    run = Repeated(event=leaf(3, 60_000, 900, "add_remove", q=0.01, sigma=2.0), count=1000)
-    never = PoissonSampledGroupGaussian(records=3, sampling_probability=0.01, noise_multiplier=2.0)
+    run = events.Repeated(event=leaf(3, 60_000, 900, "add_remove", q=0.01, sigma=2.0), count=1000)
+    never = events.PoissonSampledGroupGaussian(
+        records=3, sampling_probability=0.01, noise_multiplier=2.0
+    )
     engine = FourierAccountant()
     cut, plain = (
-        engine.curve(event).epsilon(1e-6) for event in (run, Repeated(event=never, count=1000))
+        engine.curve(event).epsilon(1e-6)
+        for event in (run, events.Repeated(event=never, count=1000))
     )
     assert cut.upper == pytest.approx(plain.upper, rel=2e-3)
     assert plain.lower * (1 - 1e-6) <= cut.lower <= cut.upper
@@ -165,10 +161,10 @@ def test_lots_far_below_the_largest_cost_what_poisson_samples_of_users_do() -> N
 
 def test_lots_that_are_always_crowded_are_samples_at_half_the_noise() -> None:
     case = leaf(5, 1000, 4, "add_remove", q=0.02, sigma=1.05)
-    half = GaussianMixture(weights=binomial_weights(5, 0.02), noise_multiplier=0.525)
+    half = events.GaussianMixture(weights=binomial_weights(5, 0.02), noise_multiplier=0.525)
     engine = FourierAccountant()
     cut, mixture = (
-        engine.curve(Repeated(event=event, count=20)).epsilon(1e-6) for event in (case, half)
+        engine.curve(events.Repeated(event=event, count=20)).epsilon(1e-6) for event in (case, half)
     )
     assert cut.upper == pytest.approx(mixture.upper, rel=1e-4)
 
@@ -179,7 +175,7 @@ def test_a_chain_of_neighbours_bounds_users_where_lots_are_often_full(
     neighbours: Adjacency,
 ) -> None:
     """Where a lot is often full: that it may be is revealed for users, and not for records."""
-    run = Repeated(event=leaf(2, 50_000, 580, neighbours, q=0.01, sigma=2.0), count=200)
+    run = events.Repeated(event=leaf(2, 50_000, 580, neighbours, q=0.01, sigma=2.0), count=200)
     curve = FourierAccountant().curve(run)
     assert isinstance(curve, ChainedCurve)
     bound = curve.epsilon(1e-6)
@@ -197,8 +193,10 @@ def test_delta_of_a_chain_is_above_the_truth_and_where_its_epsilon_is(epsilon: f
 
 
 def test_a_chain_in_one_order_is_above_what_users_of_two_records_attain() -> None:
-    one = PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=0.8)
-    two = PoissonSampledGroupGaussian(records=2, sampling_probability=0.1, noise_multiplier=0.8)
+    one = events.PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=0.8)
+    two = events.PoissonSampledGroupGaussian(
+        records=2, sampling_probability=0.1, noise_multiplier=0.8
+    )
     links, users = (FourierAccountant().curve(event) for event in (one, two))
     chain = ChainedCurve(above=(GaussianCurve(mu=9.0),), below=(), neighbours=links, links=2)
     for order, attained in zip(chain.orders, orders_of(users), strict=True):
@@ -212,18 +210,20 @@ def test_neighbours_in_a_chain_have_all_records_but_one_of_the_largest_data_set(
     one, records = neighbour_event(leaf(3, 100, 20, "add_remove"))
     assert records == 3
     [(neighbours, _)] = leaves(one) if one is not None else ()
-    assert isinstance(neighbours, TruncatedPoissonGaussian)
+    assert isinstance(neighbours, events.TruncatedPoissonGaussian)
     assert neighbours.dataset_size == 102
-    beside = Composed(events=(leaf(3, 100, 20, "add_remove"), Gaussian(noise_multiplier=9.0)))
+    beside = events.Composed(
+        events=(leaf(3, 100, 20, "add_remove"), events.Gaussian(noise_multiplier=9.0))
+    )
     assert neighbour_event(beside)[0] is None
-    two = Composed(events=(leaf(3, 100, 20, "add_remove"), leaf(2, 100, 20, "add_remove")))
+    two = events.Composed(events=(leaf(3, 100, 20, "add_remove"), leaf(2, 100, 20, "add_remove")))
     assert neighbour_event(two)[0] is None
 
 
 @pytest.mark.soak
 def test_displaced_records_are_no_two_samples_that_are_opposite() -> None:
     """Twice the move of a record, whoever takes its place, and not four times."""
-    run = Repeated(event=leaf(3, 20_000, 300, "replace_one", q=0.015, sigma=12.0), count=500)
+    run = events.Repeated(event=leaf(3, 20_000, 300, "replace_one", q=0.015, sigma=12.0), count=500)
     curve = FourierAccountant().curve(run)
     assert isinstance(curve, ChainedCurve)
     opposite, displaced = (own.epsilon(1e-6).upper for own in curve.above)
@@ -235,7 +235,7 @@ def test_displaced_records_are_no_two_samples_that_are_opposite() -> None:
 def test_more_records_and_smaller_lots_cost_more() -> None:
     def upper(records: int, largest: int) -> float:
         case = leaf(records, 5000, largest, "add_remove", q=0.02, sigma=3.0)
-        return FourierAccountant().curve(Repeated(event=case, count=200)).epsilon(1e-6).upper
+        return FourierAccountant().curve(events.Repeated(event=case, count=200)).epsilon(1e-6).upper
 
     assert upper(2, 140) < upper(2, 120) < upper(2, 100) < upper(3, 100)
 
@@ -248,7 +248,7 @@ def test_the_chance_of_a_crowd_is_not_below_the_truth() -> None:
 
 
 def test_lots_that_hold_everybody_are_never_cut() -> None:
-    never = PoissonSampledGroupGaussian(
+    never = events.PoissonSampledGroupGaussian(
         records=3, sampling_probability=0.1, noise_multiplier=2.5, pair="replace_one"
     )
     cut, plain = (
@@ -269,10 +269,10 @@ def test_users_of_whom_some_record_is_nearly_always_drawn_have_an_answer() -> No
 
 def test_it_is_written_and_read() -> None:
     case = leaf(2, 50, 7, "zero_out")
-    assert parse_event(event_document(case)) == case
+    assert events.parse_event(events.event_document(case)) == case
     for wrong in ({"records": 1}, {"max_lot_size": 52}, {"neighbours": "zero_out", "records": 51}):
         with pytest.raises(ValueError, match="must"):
-            parse_event({**event_document(case), **wrong})
+            events.parse_event({**events.event_document(case), **wrong})
 
 
 def test_a_loss_that_no_double_gives_a_chance_hides_no_other() -> None:

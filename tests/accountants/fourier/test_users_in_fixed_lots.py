@@ -15,12 +15,7 @@ from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.fourier import group_sampling
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.group_sampling import hypergeometric_weights
-from affidavit.plan import (
-    Gaussian,
-    Repeated,
-    WithoutReplacementGaussian,
-    WithoutReplacementGroupGaussian,
-)
+from affidavit.plan import events
 
 Array = NDArray[np.float64]
 ALPHAS = np.exp([0.0, 0.1, 0.5, 1.5, 3.0])
@@ -30,8 +25,8 @@ QUADRATURE = 1e-5
 """What the kinks of hockey sticks lose on ``LINE``; the curves are some tenths."""
 
 
-def leaf(records: int, size: int, lot: int, sigma: float) -> WithoutReplacementGroupGaussian:
-    return WithoutReplacementGroupGaussian(
+def leaf(records: int, size: int, lot: int, sigma: float) -> events.WithoutReplacementGroupGaussian:
+    return events.WithoutReplacementGroupGaussian(
         records=records, dataset_size=size, sample_size=lot, noise_multiplier=sigma
     )
 
@@ -101,7 +96,9 @@ def test_no_pair_of_data_sets_exceeds_the_curve_and_one_is_its_lower_end(
 def test_two_steps_of_one_pair_of_data_sets_are_below_two_steps_of_the_curve() -> None:
     """A product on the plane, on a coarser grid."""
     records, size, lot, sigma = 2, 6, 2, 1.5
-    curve = FourierAccountant().curve(Repeated(event=leaf(records, size, lot, sigma), count=2))
+    curve = FourierAccountant().curve(
+        events.Repeated(event=leaf(records, size, lot, sigma), count=2)
+    )
     line = LINE[::4]
     named = -np.ones(size)
     moved = named.copy()
@@ -121,19 +118,21 @@ def test_two_steps_of_one_pair_of_data_sets_are_below_two_steps_of_the_curve() -
 @pytest.mark.parametrize("records", [2, 3, 12])
 def test_users_cost_more_than_one_record_and_less_than_all_records_in_one(records: int) -> None:
     steps, sigma = 300, 3.0 * records
-    run = Repeated(event=leaf(records, 10_000, 100, sigma), count=steps)
+    run = events.Repeated(event=leaf(records, 10_000, 100, sigma), count=steps)
     result = FourierAccountant().curve(run).epsilon(1e-6)
-    one = WithoutReplacementGaussian(dataset_size=10_000, sample_size=100, noise_multiplier=sigma)
-    single = FourierAccountant().curve(Repeated(event=one, count=steps)).epsilon(1e-6)
-    everywhere = Gaussian(noise_multiplier=sigma / (2 * records))
-    whole = FourierAccountant().curve(Repeated(event=everywhere, count=steps)).epsilon(1e-6)
+    one = events.WithoutReplacementGaussian(
+        dataset_size=10_000, sample_size=100, noise_multiplier=sigma
+    )
+    single = FourierAccountant().curve(events.Repeated(event=one, count=steps)).epsilon(1e-6)
+    everywhere = events.Gaussian(noise_multiplier=sigma / (2 * records))
+    whole = FourierAccountant().curve(events.Repeated(event=everywhere, count=steps)).epsilon(1e-6)
     assert single.lower < result.lower <= result.upper < 1.5 * result.lower
     assert result.upper < whole.lower
 
 
 def test_a_chain_of_neighbours_bounds_users_whose_numbers_are_revealed() -> None:
     """Two records of a user are hardly ever in one lot, but which of both laws it is is known."""
-    run = Repeated(event=leaf(2, 50_000, 500, 2.0), count=1000)
+    run = events.Repeated(event=leaf(2, 50_000, 500, 2.0), count=1000)
     curve = FourierAccountant().curve(run)
     assert isinstance(curve, ChainedCurve)
     bound, anew = curve.epsilon(1e-6), curve.above[0].epsilon(1e-6)

@@ -8,17 +8,13 @@ import mpmath
 import pytest
 
 from affidavit.accountants.fourier_accountant import FourierAccountant
-from affidavit.plan import (
-    Composed,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 
-def leaf(size: int, sample: int, sigma: float) -> WithoutReplacementGaussian:
-    return WithoutReplacementGaussian(dataset_size=size, sample_size=sample, noise_multiplier=sigma)
+def leaf(size: int, sample: int, sigma: float) -> events.WithoutReplacementGaussian:
+    return events.WithoutReplacementGaussian(
+        dataset_size=size, sample_size=sample, noise_multiplier=sigma
+    )
 
 
 def closed_form(gamma: float, sigma: float, epsilon: float) -> mpmath.mpf:
@@ -46,9 +42,9 @@ def test_the_bracket_holds_the_poisson_curve_of_the_attained_pair(
     sample: int, sigma: float, steps: int
 ) -> None:
     """((1-γ)N(0) + γN(2), N(0)) is the add/remove pair at half the noise multiplier."""
-    fixed = Repeated(event=leaf(10_000, sample, sigma), count=steps)
-    poisson = Repeated(
-        event=PoissonSubsampledGaussian(
+    fixed = events.Repeated(event=leaf(10_000, sample, sigma), count=steps)
+    poisson = events.Repeated(
+        event=events.PoissonSubsampledGaussian(
             sampling_probability=sample / 10_000, noise_multiplier=sigma / 2
         ),
         count=steps,
@@ -62,15 +58,15 @@ def test_the_bracket_holds_the_poisson_curve_of_the_attained_pair(
 
 
 def test_never_above_the_unsampled_gaussian() -> None:
-    fixed = Repeated(event=leaf(1000, 900, 5.0), count=30)
-    full = Repeated(event=Gaussian(noise_multiplier=2.5), count=30)
+    fixed = events.Repeated(event=leaf(1000, 900, 5.0), count=30)
+    full = events.Repeated(event=events.Gaussian(noise_multiplier=2.5), count=30)
     result = FourierAccountant().curve(fixed).epsilon(1e-6)
     assert result.upper < FourierAccountant().curve(full).epsilon(1e-6).upper
 
 
 @pytest.mark.soak
 def test_it_composes_with_other_leaves() -> None:
-    fixed = Repeated(event=leaf(1000, 100, 5.0), count=30)
-    mixed = Composed(events=(fixed, Gaussian(noise_multiplier=10.0)))
+    fixed = events.Repeated(event=leaf(1000, 100, 5.0), count=30)
+    mixed = events.Composed(events=(fixed, events.Gaussian(noise_multiplier=10.0)))
     curve = FourierAccountant().curve
     assert curve(fixed).epsilon(1e-6).lower < curve(mixed).epsilon(1e-6).upper

@@ -16,20 +16,7 @@ from scipy.stats import norm
 from affidavit.accountants.fourier.loss_laws import Kind, NormalMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences, log_moments
 from affidavit.accountants.rdp import as_dp_event
-from affidavit.plan import (
-    BallsInBinsGaussian,
-    Composed,
-    Event,
-    Gaussian,
-    Gram,
-    Laplace,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    RepeatAndSelect,
-    Repeated,
-    TruncatedPoissonGaussian,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 KINDS: tuple[Kind, ...] = ("remove", "add", "replace", "gaussian")
 
@@ -87,7 +74,7 @@ def test_what_dominates_both_orders_has_the_larger_moments() -> None:
         assert (log_moments(item, exponents) <= both * (1 + 1e-3)).all()
 
 
-def by_library(event: Event, relation: NeighboringRelation, orders: list[float]) -> Any:
+def by_library(event: events.Event, relation: NeighboringRelation, orders: list[float]) -> Any:
     ledger = Library(orders, relation)
     ledger.compose(as_dp_event(event))  # type: ignore[arg-type]
     return ledger._rdp
@@ -95,7 +82,7 @@ def by_library(event: Event, relation: NeighboringRelation, orders: list[float])
 
 @pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.0243, 0.72), (0.5, 5.0), (1e-4, 0.6)])
 def test_poisson_agrees_with_the_library_at_whole_orders(q: float, sigma: float) -> None:
-    event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    event = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
     orders = [item for item in ORDERS if item >= 2 and item.is_integer() and item <= 256]
     result = dict(zip(ORDERS, divergences(event), strict=True))
     library = by_library(event, NeighboringRelation.ADD_OR_REMOVE_ONE, orders)
@@ -104,7 +91,9 @@ def test_poisson_agrees_with_the_library_at_whole_orders(q: float, sigma: float)
 
 
 def test_without_replacement_is_below_the_library_where_that_is_looser() -> None:
-    event = WithoutReplacementGaussian(dataset_size=1000, sample_size=20, noise_multiplier=2.0)
+    event = events.WithoutReplacementGaussian(
+        dataset_size=1000, sample_size=20, noise_multiplier=2.0
+    )
     result = dict(zip(ORDERS, divergences(event), strict=True))
     library = by_library(event, NeighboringRelation.REPLACE_ONE, [2.0, 4.0, 8.0])
     for order, theirs in zip((2.0, 4.0, 8.0), library, strict=True):
@@ -113,7 +102,7 @@ def test_without_replacement_is_below_the_library_where_that_is_looser() -> None
 
 
 def test_laplace_agrees_with_the_library() -> None:
-    event = Laplace(noise_multiplier=2.0)
+    event = events.Laplace(noise_multiplier=2.0)
     result = divergences(event)
     library = by_library(event, NeighboringRelation.ADD_OR_REMOVE_ONE, list(ORDERS))
     assert result == pytest.approx(library, rel=1e-9)
@@ -123,44 +112,45 @@ def test_laplace_agrees_with_the_library() -> None:
 @pytest.mark.parametrize(
     ("event", "gaussian"),
     [
-        (RandomAllocationGaussian(bins=20, noise_multiplier=1.0), 1.0),
-        (PoissonSubsampledGaussian(
+        (events.RandomAllocationGaussian(bins=20, noise_multiplier=1.0), 1.0),
+        (events.PoissonSubsampledGaussian(
             sampling_probability=0.1, noise_multiplier=1.0, pair="replace_one"), 0.5),
-        (TruncatedPoissonGaussian(dataset_size=1000, sampling_probability=0.05,
+        (events.TruncatedPoissonGaussian(dataset_size=1000, sampling_probability=0.05,
                                   max_lot_size=60, noise_multiplier=1.0), 0.5),
-        (BallsInBinsGaussian(gram=Gram(((4.0, 1.0), (1.0, 1.0))), noise_multiplier=2.0), 1.0),
+        (events.BallsInBinsGaussian(
+            gram=events.Gram(((4.0, 1.0), (1.0, 1.0))), noise_multiplier=2.0), 1.0),
     ],
 )  # fmt: skip
-def test_sampling_never_costs_more_than_its_gaussian(event: Event, gaussian: float) -> None:
+def test_sampling_never_costs_more_than_its_gaussian(event: events.Event, gaussian: float) -> None:
     """And amplification is really taken, except for correlated noise on kept bins."""
-    known = divergences(Gaussian(noise_multiplier=gaussian))
+    known = divergences(events.Gaussian(noise_multiplier=gaussian))
     result = divergences(event)
     assert all(a <= b * (1 + 1e-9) for a, b in zip(result, known, strict=True))
-    if not isinstance(event, BallsInBinsGaussian):
+    if not isinstance(event, events.BallsInBinsGaussian):
         assert result[ORDERS.index(2.0)] < known[ORDERS.index(2.0)] / 3
 
 
 def test_a_selection_costs_what_papernot_and_steinke_say() -> None:
-    run = Repeated(event=Gaussian(noise_multiplier=10.0), count=4)
-    selection = RepeatAndSelect(event=run, mean=5.0, shape=1.0)
+    run = events.Repeated(event=events.Gaussian(noise_multiplier=10.0), count=4)
+    selection = events.RepeatAndSelect(event=run, mean=5.0, shape=1.0)
     library = by_library(selection, NeighboringRelation.ADD_OR_REMOVE_ONE, list(ORDERS))
     assert divergences(selection) == pytest.approx(library, rel=1e-6)
     assert divergences(selection)[20] > divergences(run)[20]
 
 
 def test_counts_add_up_and_nothing_costs_nothing() -> None:
-    one = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0)
-    two = Laplace(noise_multiplier=3.0)
+    one = events.PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0)
+    two = events.Laplace(noise_multiplier=3.0)
     parts = np.array(divergences(one)) * 70 + np.array(divergences(two)) * 2
-    run = Composed(events=(two, Repeated(event=one, count=70), two))
+    run = events.Composed(events=(two, events.Repeated(event=one, count=70), two))
     assert divergences(run) == pytest.approx(parts, rel=1e-11)
-    assert set(divergences(Composed(events=()))) == {0.0}
+    assert set(divergences(events.Composed(events=()))) == {0.0}
 
 
 def test_divergences_grow_with_the_order() -> None:
     for event in (
-        PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0),
-        RandomAllocationGaussian(bins=20, noise_multiplier=1.0),
+        events.PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0),
+        events.RandomAllocationGaussian(bins=20, noise_multiplier=1.0),
     ):
         result = [divergence for divergence in divergences(event) if math.isfinite(divergence)]
         assert all(a <= b * (1 + 1e-4) for a, b in pairwise(result))

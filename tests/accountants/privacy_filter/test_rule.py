@@ -24,22 +24,22 @@ from affidavit.accountants.privacy_filter.privacy_filter import (
 )
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences
 from affidavit.accountants.protocol import AccountantError
-from affidavit.plan import Composed, Event, Gaussian, Repeated
+from affidavit.plan import events
 from tests.accountants.events import poisson
 from tests.support.random_seeds import seeded
 
 DELTA = 1e-5
 
 
-RUNS: dict[str, Event] = {
-    "gaussian": Repeated(event=Gaussian(noise_multiplier=6.0), count=4),
+RUNS: dict[str, events.Event] = {
+    "gaussian": events.Repeated(event=events.Gaussian(noise_multiplier=6.0), count=4),
     "small": poisson(0.004, 1.1, 1000),
     "rare": poisson(0.001, 0.7, 500),
     "large": poisson(0.05, 3.0, 300),
 }
 
 
-def cost_of(event: Event, epsilon: float = 1.0, delta: float = 1e-6) -> Cost:
+def cost_of(event: events.Event, epsilon: float = 1.0, delta: float = 1e-6) -> Cost:
     try:
         mu_squared = joint_mu(event) ** 2 * (1 + 1e-15)
     except AccountantError:
@@ -63,8 +63,10 @@ def composed_and_read(seed: int | str) -> tuple[Bracket, float]:
     total = Cost.zero(len(ORDERS))
     for name, count in counts.items():
         total += COSTS[name].times(count)
-    members = tuple(Repeated(event=RUNS[name], count=count) for name, count in counts.items())
-    event = Composed(events=members)
+    members = tuple(
+        events.Repeated(event=RUNS[name], count=count) for name, count in counts.items()
+    )
+    event = events.Composed(events=members)
     engine = GaussianAccountant() if names == ["gaussian"] else FourierAccountant()
     tight = engine.curve(event).epsilon(DELTA)
     return tight, budget().spent(total)
@@ -148,7 +150,7 @@ def test_the_forecast_is_the_last_run_that_fits(name: str) -> None:
 
 
 def test_the_reading_is_where_admission_begins() -> None:
-    little = cost_of(Gaussian(noise_multiplier=100.0))
+    little = cost_of(events.Gaussian(noise_multiplier=100.0))
     for total in (*COSTS.values(), little):
         one = budget()
         spent = one.spent(total)

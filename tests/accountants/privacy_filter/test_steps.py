@@ -12,30 +12,26 @@ from numpy.typing import NDArray
 from affidavit.accountants.fourier_accountant import FourierAccountant
 from affidavit.accountants.privacy_filter import Budget, Cost, Filter, Steps, divergences
 from affidavit.accountants.privacy_filter.privacy_filter import GAUSSIAN_SHARE
-from affidavit.plan import (
-    Composed,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 Array = NDArray[np.float64]
 DELTA = 1e-5
 
 
-def step(q: float, sigma: float) -> PoissonSubsampledGaussian:
-    return PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+def step(q: float, sigma: float) -> events.PoissonSubsampledGaussian:
+    return events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
 
 
-def cost_of(*kinds: tuple[PoissonSubsampledGaussian, int]) -> Cost:
-    event = Composed(events=tuple(Repeated(event=kind, count=count) for kind, count in kinds))
+def cost_of(*kinds: tuple[events.PoissonSubsampledGaussian, int]) -> Cost:
+    event = events.Composed(
+        events=tuple(events.Repeated(event=kind, count=count) for kind, count in kinds)
+    )
     return Cost.of(
         renyi=divergences(event), mu_squared=math.inf, epsilon=1, delta=1e-6, steps=Steps.of(event)
     )
 
 
-def budget(base: PoissonSubsampledGaussian | None, epsilon: float = 8.0) -> Budget:
+def budget(base: events.PoissonSubsampledGaussian | None, epsilon: float = 8.0) -> Budget:
     return Budget(epsilon=epsilon, delta=DELTA, filter=Filter.start(epsilon, DELTA), base=base)
 
 
@@ -45,7 +41,7 @@ LOSSES = np.linspace(-12, 12, 801)
 PLACES = np.linspace(-8, 9, 601)
 
 
-def gained(value: Array, kind: PoissonSubsampledGaussian, *, removed: bool) -> Array:
+def gained(value: Array, kind: events.PoissonSubsampledGaussian, *, removed: bool) -> Array:
     """The mean of ``value`` after one step of ``kind``, at each loss before it; by quadrature."""
     q, sigma = kind.sampling_probability, kind.noise_multiplier
     z = PLACES * max(1.0, sigma)
@@ -56,7 +52,7 @@ def gained(value: Array, kind: PoissonSubsampledGaussian, *, removed: bool) -> A
     return np.asarray(np.trapezoid(at * law, z, axis=1))
 
 
-def hardest(kinds: list[PoissonSubsampledGaussian], steps: int, *, removed: bool) -> float:
+def hardest(kinds: list[events.PoissonSubsampledGaussian], steps: int, *, removed: bool) -> float:
     """δ(1) of the best adaptive choice among ``kinds``, and of stopping, for so many steps."""
     value = np.maximum(0.0, -np.expm1(1.0 - LOSSES))
     for _ in range(steps):
@@ -68,7 +64,7 @@ def hardest(kinds: list[PoissonSubsampledGaussian], steps: int, *, removed: bool
 def test_no_adaptive_choice_passes_the_composition_of_the_base(removed: bool) -> None:
     base = step(0.2, 0.8)
     weaker = [step(0.05, 0.8), step(0.2, 1.1), step(0.12, 0.9)]
-    bound = FourierAccountant().curve(Repeated(event=base, count=4)).delta(1.0).upper
+    bound = FourierAccountant().curve(events.Repeated(event=base, count=4)).delta(1.0).upper
     assert hardest([base, *weaker], 4, removed=removed) <= bound * (1 + 1e-3)
     assert hardest([*weaker, step(0.2, 0.7)], 4, removed=True) > bound * 1.1
 
@@ -81,13 +77,13 @@ def test_steps_of_one_kind_are_read_as_their_composition(q: float, sigma: float,
     """At the exact filter's share of δ; and a budget is used up to within 6 %."""
     run = cost_of((step(q, sigma), size))
     rule = budget(step(q, sigma))
-    exact = FourierAccountant().curve(Repeated(event=step(q, sigma), count=30 * size))
+    exact = FourierAccountant().curve(events.Repeated(event=step(q, sigma), count=30 * size))
     expected = exact.epsilon(DELTA * GAUSSIAN_SHARE * (1 - 1e-12)).upper
     assert rule.spent(run.times(30)) == pytest.approx(expected, rel=1e-6)
     most = rule.forecast(cost_of(), run)
     assert rule.admits(run.times(most))
     assert not rule.admits(run.times(most + 1))
-    tight = FourierAccountant().curve(Repeated(event=step(q, sigma), count=size * most))
+    tight = FourierAccountant().curve(events.Repeated(event=step(q, sigma), count=size * most))
     assert 0.94 * rule.epsilon < tight.epsilon(DELTA).lower <= rule.epsilon
 
 
@@ -98,7 +94,7 @@ def test_a_step_that_the_base_does_not_dominate_has_no_exact_reading() -> None:
     for other in (step(0.011, 0.6), step(0.01, 0.59), replace(base, pair="replace_one")):
         assert not small.admits(covered + cost_of((other, 1)))
     beside = Cost.of(
-        renyi=divergences(Gaussian(noise_multiplier=50.0)),
+        renyi=divergences(events.Gaussian(noise_multiplier=50.0)),
         mu_squared=1 / 2500,
         epsilon=1,
         delta=0,
@@ -123,8 +119,10 @@ def test_the_base_of_several_kinds_dominates_each() -> None:
 
 def test_other_lots_are_composed_with_their_own_kind_and_more_noise_alone() -> None:
     """A base of a larger lot is no channel before a step of a smaller one."""
-    fixed = WithoutReplacementGaussian(dataset_size=1000, sample_size=10, noise_multiplier=1.0)
-    steps = Steps.of(Composed(events=(fixed, replace(fixed, noise_multiplier=2.0))))
+    fixed = events.WithoutReplacementGaussian(
+        dataset_size=1000, sample_size=10, noise_multiplier=1.0
+    )
+    steps = Steps.of(events.Composed(events=(fixed, replace(fixed, noise_multiplier=2.0))))
     assert steps.worst() == fixed
     assert Steps.of(replace(fixed, sample_size=9)).dominated_by(fixed) is None
     assert Steps.of(step(0.01, 1.0)).dominated_by(fixed) is None
@@ -132,7 +130,7 @@ def test_other_lots_are_composed_with_their_own_kind_and_more_noise_alone() -> N
         renyi=divergences(fixed), mu_squared=math.inf, epsilon=1, delta=1e-6, steps=Steps.of(fixed)
     )
     rule = Budget(epsilon=3.0, delta=DELTA, filter=Filter.start(3.0, DELTA), base=fixed)
-    exact = FourierAccountant().curve(Repeated(event=fixed, count=20)).epsilon(DELTA).lower
+    exact = FourierAccountant().curve(events.Repeated(event=fixed, count=20)).epsilon(DELTA).lower
     assert exact < rule.spent(run.times(20)) < replace(rule, base=None).spent(run.times(20))
 
 

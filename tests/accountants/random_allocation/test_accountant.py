@@ -18,12 +18,7 @@ from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.accountants.random_allocation.accountant import bracket_delta, bracket_epsilon
 from affidavit.accountants.random_allocation.directions import Direction
-from affidavit.plan import (
-    Gaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-)
+from affidavit.plan import events
 from tests.accountants.events import allocated
 
 
@@ -36,7 +31,7 @@ def epsilon(bins: int, sigma: float, delta: float, width: float = 1e-4) -> Brack
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
     ours = epsilon(1, sigma, delta)
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma)).epsilon(delta)
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=sigma)).epsilon(delta)
     assert ours.lower <= exact.upper
     assert exact.lower <= ours.upper
     assert ours.width <= max(1e-4 * ours.upper, 1e-6) * 1.01
@@ -140,8 +135,8 @@ def test_poisson_sampling_given_at_least_one_participation_is_no_better(
     bins: int, sigma: float
 ) -> None:
     """δ ≤ γ δ_Poisson(log(1 + (e^ε - 1)/γ)), γ = 1/(1 - (1-1/b)^b); arXiv:2502.08202."""
-    step = PoissonSubsampledGaussian(sampling_probability=1 / bins, noise_multiplier=sigma)
-    poisson = FourierAccountant(relative_width=1e-3).curve(Repeated(event=step, count=bins))
+    step = events.PoissonSubsampledGaussian(sampling_probability=1 / bins, noise_multiplier=sigma)
+    poisson = FourierAccountant(relative_width=1e-3).curve(events.Repeated(event=step, count=bins))
     gamma = 1 / -math.expm1(bins * math.log1p(-1 / bins))
     remove = Direction(bins=bins, rate=1 / sigma, side="remove")
     for delta in (1e-3, 1e-6):
@@ -177,7 +172,7 @@ def test_refining_stays_inside() -> None:
 def test_little_noise_is_still_bracketed(bins: int, sigma: float) -> None:
     result = epsilon(bins, sigma, 1e-6)
     assert 0 < result.lower <= result.upper <= result.lower * (1 + 1e-3)
-    alone = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma)).epsilon(1e-6)
+    alone = GaussianAccountant().curve(events.Gaussian(noise_multiplier=sigma)).epsilon(1e-6)
     # At most the bin is unknown: between all of the Gaussian and log b less.
     assert alone.lower - math.log(bins) - 2 <= result.upper <= alone.upper
 
@@ -193,13 +188,13 @@ def test_delta_at_the_epsilon_of_delta_is_delta() -> None:
 def test_a_run_that_ends_within_a_pass_lies_between_the_whole_passes() -> None:
     less, more = allocated(50, 1.0), allocated(50, 1 / math.sqrt(2))
     engine = AllocationAccountant()
-    between = RandomAllocationGaussian(
+    between = events.RandomAllocationGaussian(
         bins=50, noise_multiplier=more.noise_multiplier, attained_at=1.0
     )
     result = engine.curve(between).epsilon(1e-6)
     assert result.lower == engine.curve(less).epsilon(1e-6).lower
     assert result.upper == engine.curve(more).epsilon(1e-6).upper
-    first = RandomAllocationGaussian(bins=50, noise_multiplier=1.0, attained_at=math.inf)
+    first = events.RandomAllocationGaussian(bins=50, noise_multiplier=1.0, attained_at=math.inf)
     begun = engine.curve(first).epsilon(1e-6)
     assert begun == Bracket(lower=0.0, upper=engine.curve(less).epsilon(1e-6).upper)
     assert engine.curve(first).delta(0.5).lower == 0
@@ -208,7 +203,7 @@ def test_a_run_that_ends_within_a_pass_lies_between_the_whole_passes() -> None:
 def test_what_it_does_not_know_is_refused() -> None:
     engine = AllocationAccountant()
     with pytest.raises(Unsupported):
-        engine.curve(Gaussian(noise_multiplier=1.0))
+        engine.curve(events.Gaussian(noise_multiplier=1.0))
     for leaf in (allocated(10, 0.05), allocated(10, 2000.0), allocated(2_000_000, 1.0)):
         with pytest.raises(OutOfReach):
             engine.curve(leaf)
@@ -217,6 +212,6 @@ def test_what_it_does_not_know_is_refused() -> None:
 
 
 def test_the_empty_composition_costs_nothing() -> None:
-    nothing = AllocationAccountant().curve(Repeated(event=allocated(10, 1.0), count=0))
+    nothing = AllocationAccountant().curve(events.Repeated(event=allocated(10, 1.0), count=0))
     assert nothing.epsilon(1e-6) == Bracket(lower=0.0, upper=0.0)
     assert nothing.delta(0.5) == Bracket(lower=0.0, upper=0.0)

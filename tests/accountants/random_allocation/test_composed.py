@@ -20,39 +20,34 @@ from affidavit.accountants.random_allocation import (
 from affidavit.accountants.random_allocation.composed import Pass
 from affidavit.accountants.random_allocation.directions import Direction
 from affidavit.accountants.witness_search import search_witness
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-)
+from affidavit.plan import events
 from tests.accountants.events import allocated
 
 
-def repeated(event: Event, count: int) -> Event:
-    return Repeated(event=event, count=count)
+def repeated(event: events.Event, count: int) -> events.Event:
+    return events.Repeated(event=event, count=count)
 
 
-def bracket(*members: Event, delta: float = 1e-6) -> Bracket:
-    return AllocationAccountant().curve(Composed(events=members)).epsilon(delta)
+def bracket(*members: events.Event, delta: float = 1e-6) -> Bracket:
+    return AllocationAccountant().curve(events.Composed(events=members)).epsilon(delta)
 
 
 @pytest.mark.ordinary("40.0-1000")
 @pytest.mark.parametrize(("sigma", "passes"), [(2.0, 4), (0.6, 3), (40.0, 1000)])
 def test_passes_of_one_bin_are_the_gaussian_mechanism(sigma: float, passes: int) -> None:
     result = bracket(repeated(allocated(1, sigma), passes))
-    exact = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma / math.sqrt(passes)))
+    exact = GaussianAccountant().curve(events.Gaussian(noise_multiplier=sigma / math.sqrt(passes)))
     assert result.lower <= exact.epsilon(1e-6).upper
     assert exact.epsilon(1e-6).lower <= result.upper
     assert result.width <= 1e-3 * result.upper
 
 
 def test_beside_other_releases_one_bin_is_a_gaussian_release() -> None:
-    step = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=1.2)
-    others = repeated(step, 300), Gaussian(noise_multiplier=9.0)
-    exact = FourierAccountant().curve(Composed(events=(*others, Gaussian(noise_multiplier=3.0))))
+    step = events.PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=1.2)
+    others = repeated(step, 300), events.Gaussian(noise_multiplier=9.0)
+    exact = FourierAccountant().curve(
+        events.Composed(events=(*others, events.Gaussian(noise_multiplier=3.0)))
+    )
     result, other = bracket(*others, allocated(1, 3.0)), exact.epsilon(1e-6)
     assert result.lower <= other.upper
     assert other.lower <= result.upper
@@ -105,7 +100,11 @@ def test_it_is_narrow_and_below_the_moments(
 
 @pytest.mark.soak
 def test_every_release_costs_something_and_their_order_does_not_matter() -> None:
-    first, second, metric = allocated(50, 1.0), allocated(80, 1.5), Gaussian(noise_multiplier=20.0)
+    first, second, metric = (
+        allocated(50, 1.0),
+        allocated(80, 1.5),
+        events.Gaussian(noise_multiplier=20.0),
+    )
     ends = [bracket(first), bracket(first, second), bracket(first, second, metric)]
     assert all(one.upper < two.lower for one, two in pairwise(ends))
     assert bracket(metric, second, first) == ends[-1]
@@ -115,8 +114,8 @@ def test_every_release_costs_something_and_their_order_does_not_matter() -> None
 def test_a_last_pass_of_one_released_bin_is_a_poisson_sample() -> None:
     """The record is in the bin with probability 1/b, whatever the others are."""
     whole = repeated(allocated(20, 1.2), 3)
-    sample = PoissonSubsampledGaussian(sampling_probability=1 / 20, noise_multiplier=1.2)
-    begun = RandomAllocationGaussian(bins=20, noise_multiplier=1.2, released=1)
+    sample = events.PoissonSubsampledGaussian(sampling_probability=1 / 20, noise_multiplier=1.2)
+    begun = events.RandomAllocationGaussian(bins=20, noise_multiplier=1.2, released=1)
     result, other = bracket(whole, begun), bracket(whole, sample)
     assert result.lower <= other.upper
     assert other.lower <= result.upper
@@ -142,8 +141,8 @@ def test_measures_of_a_pass_enclose_its_curve(mu: float) -> None:
 
 @pytest.mark.soak
 def test_what_the_checker_proves_is_not_below() -> None:
-    begun = RandomAllocationGaussian(bins=30, noise_multiplier=1.0, released=10)
-    run = Composed(events=(repeated(allocated(30, 1.0), 2), begun))
+    begun = events.RandomAllocationGaussian(bins=30, noise_multiplier=1.0, released=10)
+    run = events.Composed(events=(repeated(allocated(30, 1.0), 2), begun))
     result = bracket(run)
     witness, _ = search_witness(run, result, 1e-6, 1e-3)
     assert result.lower <= float(witness.epsilon) <= result.upper * (1 + 1e-3)

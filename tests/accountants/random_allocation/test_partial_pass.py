@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 import affidavit
 from affidavit.accountants.random_allocation.accountant import AllocationAccountant
-from affidavit.plan import RandomAllocationGaussian
+from affidavit.plan import events
 
 CASES = [(1, 100, 1.0), (1, 2, 0.5), (2, 3, 0.6), (2, 100, 1.0), (2, 1000, 2.0)]
 
@@ -56,7 +56,7 @@ def truth(released: int, bins: int, sigma: float, epsilon: float) -> float:
 @pytest.mark.ordinary("1-*")
 @pytest.mark.parametrize(("released", "bins", "sigma"), CASES)
 def test_brackets_hold_quadrature(released: int, bins: int, sigma: float) -> None:
-    event = RandomAllocationGaussian(
+    event = events.RandomAllocationGaussian(
         bins=bins, noise_multiplier=sigma, attained_at=math.inf, released=released
     )
     curve = AllocationAccountant().curve(event)

@@ -19,22 +19,16 @@ from affidavit.accountants.random_allocation import (
 from affidavit.accountants.random_allocation.renyi import ORDERS
 from affidavit.accountants.random_allocation.tail_truncation import log_laplace
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-)
+from affidavit.plan import events
 from tests.accountants.events import allocated
 
 
-def divergences(event: Event) -> tuple[np.ndarray, np.ndarray]:
+def divergences(event: events.Event) -> tuple[np.ndarray, np.ndarray]:
     remove, add = RenyiAllocationAccountant().curve(event).divergences
     return remove, add
 
 
-def upper(event: Event, delta: float = 1e-6) -> float:
+def upper(event: events.Event, delta: float = 1e-6) -> float:
     return RenyiAllocationAccountant().curve(event).epsilon(delta).upper
 
 
@@ -85,7 +79,7 @@ def test_it_is_never_below_the_lattice(bins: int, sigma: float) -> None:
 
 @pytest.mark.soak
 def test_bins_drawn_afresh_lie_between_one_pass_and_bins_that_are_kept() -> None:
-    one, run = allocated(100, 1.0), Repeated(event=allocated(100, 1.0), count=10)
+    one, run = allocated(100, 1.0), events.Repeated(event=allocated(100, 1.0), count=10)
     once = AllocationAccountant().curve(one).epsilon(1e-6)
     stored = AllocationAccountant().curve(allocated(100, 1 / math.sqrt(10))).epsilon(1e-6)
     result = AllocationAccountant().curve(run).epsilon(1e-6)
@@ -103,10 +97,10 @@ def test_a_moment_that_is_no_number_bounds_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_composition_adds_and_does_not_depend_on_order() -> None:
-    metric = Gaussian(noise_multiplier=20.0)
+    metric = events.Gaussian(noise_multiplier=20.0)
     first, second = allocated(50, 1.0), allocated(80, 1.5)
-    both = Composed(events=(first, second, metric))
-    turned = Composed(events=(metric, Composed(events=(second, first))))
+    both = events.Composed(events=(first, second, metric))
+    turned = events.Composed(events=(metric, events.Composed(events=(second, first))))
     assert upper(both) == upper(turned)
     assert max(upper(first), upper(second)) < upper(both)
     alone = GaussianAccountant().curve(metric).epsilon(1e-6)
@@ -117,24 +111,24 @@ def test_composition_adds_and_does_not_depend_on_order() -> None:
 def test_poisson_phases_cost_what_the_public_renyi_accountant_says(
     q: float, sigma: float, steps: int
 ) -> None:
-    step = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    run = Repeated(event=step, count=steps)
+    step = events.PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
+    run = events.Repeated(event=step, count=steps)
     theirs = RdpAccountant().curve(run).epsilon(1e-6).upper
-    nearly = upper(Composed(events=(run, allocated(1000, 1000.0))))
+    nearly = upper(events.Composed(events=(run, allocated(1000, 1000.0))))
     assert theirs * (1 - 1e-9) <= nearly <= theirs * 1.02
-    both = Composed(events=(run, allocated(100, 1.0)))
+    both = events.Composed(events=(run, allocated(100, 1.0)))
     assert nearly < upper(both) < nearly + upper(allocated(100, 1.0))
 
 
 def test_what_it_does_not_know_is_refused() -> None:
     engine = RenyiAllocationAccountant()
-    replaced = PoissonSubsampledGaussian(
+    replaced = events.PoissonSubsampledGaussian(
         sampling_probability=0.1, noise_multiplier=1.0, pair="replace_one"
     )
-    for event in (replaced, Composed(events=(replaced, allocated(10, 1.0)))):
+    for event in (replaced, events.Composed(events=(replaced, allocated(10, 1.0)))):
         with pytest.raises(Unsupported):
             engine.curve(event)
     with pytest.raises(OutOfReach):
         engine.curve(allocated(10, 0.05))
-    nothing = engine.curve(Composed(events=()))
+    nothing = engine.curve(events.Composed(events=()))
     assert nothing.epsilon(1e-6) == nothing.delta(0.0) == Bracket(lower=0.0, upper=0.0)

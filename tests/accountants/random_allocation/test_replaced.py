@@ -16,15 +16,7 @@ from affidavit.accountants.random_allocation.replaced import (
     ReplacedCurve,
     ReplacedDirection,
 )
-from affidavit.plan import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    ReplacedAllocationGaussian,
-    WithoutReplacementGaussian,
-)
+from affidavit.plan import events
 
 
 def curve(bins: int, rate: float, order: Order = "independent") -> ReplacedCurve:
@@ -75,24 +67,27 @@ def test_a_record_in_the_place_of_another_costs_hardly_more_than_an_attack(
 @pytest.mark.parametrize("steps", [1, 40])
 def test_one_bin_that_may_stay_empty_is_a_sampled_release(rate: float, steps: int) -> None:
     q, sigma = 0.05, 1 / rate
-    sampled: list[tuple[ReplacedAllocationGaussian, Event]] = [
+    sampled: list[tuple[events.ReplacedAllocationGaussian, events.Event]] = [
         (
-            ReplacedAllocationGaussian(bins=1, noise_multiplier=sigma, drawn=q),
-            PoissonSubsampledGaussian(
+            events.ReplacedAllocationGaussian(bins=1, noise_multiplier=sigma, drawn=q),
+            events.PoissonSubsampledGaussian(
                 sampling_probability=q, noise_multiplier=sigma, pair="replace_one"
             ),
         ),
         (
-            ReplacedAllocationGaussian(
+            events.ReplacedAllocationGaussian(
                 bins=1, noise_multiplier=sigma, drawn=q, place="replace_one"
             ),
-            WithoutReplacementGaussian(dataset_size=100, sample_size=5, noise_multiplier=sigma),
+            events.WithoutReplacementGaussian(
+                dataset_size=100, sample_size=5, noise_multiplier=sigma
+            ),
         ),
     ]
-    beside = Gaussian(noise_multiplier=20.0)
+    beside = events.Gaussian(noise_multiplier=20.0)
     for one, other in sampled:
         own, known = (
-            Composed(events=(Repeated(event=event, count=steps), beside)) for event in (one, other)
+            events.Composed(events=(events.Repeated(event=event, count=steps), beside))
+            for event in (one, other)
         )
         least = FourierAccountant().curve(known).epsilon(1e-5).upper
         assert least * (1 - 1e-4) <= AllocationAccountant().curve(own).epsilon(1e-5).upper
@@ -128,7 +123,9 @@ def test_replaced_records_compose_over_epochs_and_over_steps_drawn_for_each_reco
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 4.0}],
         "target": {"delta": 1e-4},
     }
-    passes = Repeated(event=ReplacedAllocationGaussian(bins=10, noise_multiplier=4.0), count=4)
+    passes = events.Repeated(
+        event=events.ReplacedAllocationGaussian(bins=10, noise_multiplier=4.0), count=4
+    )
     own = AllocationAccountant().curve(passes).delta(1.0).upper
     assert delta(document, epsilon=1.0) == pytest.approx(own, rel=1e-3)
     steps = {**document, "sampling": {"scheme": "random_allocation", "participations": 4}}

@@ -18,14 +18,9 @@ from affidavit.accountants.random_allocation.score_attack import Lattice, Pair
 from affidavit.assessment import certify
 from affidavit.mechanisms import lower
 from affidavit.plan import (
-    AllocatedRecord,
-    Composed,
-    Gaussian,
     Plan,
-    RandomAllocationGaussian,
     RefusedPlan,
-    Repeated,
-    alternatives,
+    events,
 )
 from tests.support.random_seeds import seeded
 
@@ -82,14 +77,18 @@ def event_of(plan: Plan) -> Any:
 
 
 def test_a_run_is_one_allocation_to_each_block(plan_of: Make) -> None:
-    assert event_of(planned(plan_of, 3, 11)) == Composed(
+    assert event_of(planned(plan_of, 3, 11)) == events.Composed(
         events=(
-            Repeated(event=RandomAllocationGaussian(bins=4, noise_multiplier=1.0), count=2),
-            Repeated(event=RandomAllocationGaussian(bins=3, noise_multiplier=1.0), count=1),
+            events.Repeated(
+                event=events.RandomAllocationGaussian(bins=4, noise_multiplier=1.0), count=2
+            ),
+            events.Repeated(
+                event=events.RandomAllocationGaussian(bins=3, noise_multiplier=1.0), count=1
+            ),
         )
     )
-    assert event_of(planned(plan_of, 9, 11)).events[1] == Repeated(
-        event=Gaussian(noise_multiplier=1.0), count=7
+    assert event_of(planned(plan_of, 9, 11)).events[1] == events.Repeated(
+        event=events.Gaussian(noise_multiplier=1.0), count=7
     )
 
 
@@ -121,10 +120,10 @@ def test_replaced_records_and_users_cost_what_known_steps_cost_at_most(plan_of: 
     users = {"size": 1000, "unit": "user", "contributions_per_user": 3}
     for changes, distance in ({"adjacency": "replace_one"}, 2), ({"dataset": users}, 3):
         run = lower(planned(plan_of, 4, 20, 5.0, **changes))
-        known, *placed, chain = alternatives(run.event())
+        known, *placed, chain = events.alternatives(run.event())
         assert len(placed) == (distance == 2)  # a record in the place of another has one more
-        assert known == Composed(
-            events=(Repeated(event=Gaussian(noise_multiplier=5 / distance), count=4),)
+        assert known == events.Composed(
+            events=(events.Repeated(event=events.Gaussian(noise_multiplier=5 / distance), count=4),)
         )
         assert chain.links == distance
         (shown,) = run.attained().events
@@ -173,11 +172,13 @@ def test_the_bracket_of_a_run_is_narrow(
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
 def test_the_attack_is_all_that_one_bin_and_a_full_batch_show(sigma: float) -> None:
-    one = ScoreAttack(AllocatedRecord(steps=40, participations=1, noise_multiplier=sigma), 1)
-    leaf = RandomAllocationGaussian(bins=40, noise_multiplier=sigma)
+    one = ScoreAttack(events.AllocatedRecord(steps=40, participations=1, noise_multiplier=sigma), 1)
+    leaf = events.RandomAllocationGaussian(bins=40, noise_multiplier=sigma)
     exact = AllocationAccountant().curve(leaf).epsilon(1e-5)
     assert 0.96 * exact.lower <= one.epsilon(1e-5).lower <= exact.upper
-    every = ScoreAttack(AllocatedRecord(steps=4, participations=4, noise_multiplier=sigma), 1)
+    every = ScoreAttack(
+        events.AllocatedRecord(steps=4, participations=4, noise_multiplier=sigma), 1
+    )
     gaussian = GaussianCurve(mu=2 / sigma).epsilon(1e-5)
     assert 0.98 * gaussian.lower <= every.epsilon(1e-5).lower <= gaussian.upper
 
@@ -185,7 +186,7 @@ def test_the_attack_is_all_that_one_bin_and_a_full_batch_show(sigma: float) -> N
 @pytest.mark.parametrize("side", ["remove", "add"])
 @pytest.mark.parametrize("tilt", [0.0, 0.7, 3.0])
 def test_rates_bound_those_of_the_sum_of_few_steps(side: Any, tilt: float) -> None:
-    record = AllocatedRecord(steps=4, participations=2, noise_multiplier=0.8)
+    record = events.AllocatedRecord(steps=4, participations=2, noise_multiplier=0.8)
     lattice = Lattice.of(Pair(record, 1, side, 0.6).saddle(tilt))
     rates = lattice.rates()
     z = np.concatenate(([-np.inf], lattice.edges, [np.inf]))
@@ -214,7 +215,7 @@ def test_neither_end_crosses_the_sampled_likelihood_ratio(
     source = np.random.default_rng([int(byte) for byte in str(seeded("subsets")).encode()])
     plan = planned(plan_of, taken, steps, sigma)
     upper = AllocationAccountant().curve(event_of(plan)).delta(epsilon).upper
-    record = AllocatedRecord(steps=steps, participations=taken, noise_multiplier=sigma)
+    record = events.AllocatedRecord(steps=steps, participations=taken, noise_multiplier=sigma)
     least = ScoreAttack(record, 1).delta(epsilon).lower
     sets = np.array(list(combinations(range(steps), taken)))
     ends = []

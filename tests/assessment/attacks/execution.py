@@ -25,13 +25,8 @@ from affidavit.accountants import CountingAttack, ScoreAttack, parts
 from affidavit.accountants.random_allocation import ScoreTest
 from affidavit.mechanisms import Attack, PhaseAttack, add_same_lot_blocks
 from affidavit.plan import (
-    AllocatedRecord,
-    Composed,
-    Gaussian,
-    Laplace,
-    PoissonSubsampledGaussian,
     Selection,
-    ShuffledEpoch,
+    events,
     schedule,
 )
 from tests.assessment.attacks.lots import FRESH, draw_lots
@@ -173,9 +168,9 @@ class Execution:
     def run(self, runs: int, delta: float) -> Executed:
         """Run the attack on both data sets; ``delta`` is that for which it counts."""
         match self.attack.tested:
-            case (ShuffledEpoch() as epoch, times):
+            case (events.ShuffledEpoch() as epoch, times):
                 return self._count_epochs(epoch, times, runs, delta)
-            case (AllocatedRecord() as record, times):
+            case (events.AllocatedRecord() as record, times):
                 return self._add_scores(ScoreAttack(record, times).test(delta), runs)
         selection = self.attack.run.extra.selection
         if selection is None:
@@ -211,7 +206,9 @@ class Execution:
             outcomes.reverse()
         return Executed(*outcomes, threshold=test.threshold)
 
-    def _count_epochs(self, epoch: ShuffledEpoch, times: int, runs: int, delta: float) -> Executed:
+    def _count_epochs(
+        self, epoch: events.ShuffledEpoch, times: int, runs: int, delta: float
+    ) -> Executed:
         threshold, count = CountingAttack(epoch, times).test(delta)
         outcomes = []
         for present in (True, False):
@@ -233,19 +230,19 @@ class Execution:
     def _losses_of_others(self, runs: int, present: bool) -> Array:
         """The losses of what is released besides the training steps."""
         extra, result = self.attack.run.extra, np.zeros(runs)
-        beside = Composed(events=(*extra.released_once, *extra.released_per_repetition))
+        beside = events.Composed(events=(*extra.released_once, *extra.released_per_repetition))
         for leaf, count in parts(beside):
             shape, sigma = (runs, count), leaf.noise_multiplier
             drawn = np.full(shape, float(present))
             rate = 1.0
-            if isinstance(leaf, PoissonSubsampledGaussian):
+            if isinstance(leaf, events.PoissonSubsampledGaussian):
                 rate = leaf.sampling_probability
                 drawn *= self.source.random(shape) < rate
-            if isinstance(leaf, Laplace):
+            if isinstance(leaf, events.Laplace):
                 value = drawn + self.source.laplace(scale=sigma, size=shape)
                 loss = (np.abs(value) - np.abs(value - 1)) / sigma
             else:
-                assert isinstance(leaf, Gaussian | PoissonSubsampledGaussian)
+                assert isinstance(leaf, events.Gaussian | events.PoissonSubsampledGaussian)
                 value = drawn + self.source.normal(scale=sigma, size=shape)
                 loss = np.log1p(rate * np.expm1((value - 0.5) / sigma**2))
             result += loss.sum(axis=1)

@@ -17,12 +17,8 @@ from affidavit.accountants import ENGINE_NAMES, CountingAttack, GaussianCurve, p
 from affidavit.assessment import certify
 from affidavit.mechanisms import attacks_of, lower
 from affidavit.plan import (
-    Leaf,
     Plan,
-    PoissonSubsampledGaussian,
-    RepeatAndSelect,
-    ReplacedAllocationGaussian,
-    WithoutReplacementGaussian,
+    events,
 )
 from affidavit.plan.vocabulary import NO_EPOCHS
 from tests.assessment.attacks import plans as given
@@ -308,10 +304,12 @@ def test_every_kind_of_release_that_a_record_attains_is_executed() -> None:
         if not name.startswith(tuple(_NOISE)) or name.startswith("bidiagonal")
         for attack in attacks_of(lower(make()))
         for part, _ in parts(attack.event)
-        for leaf, _ in (parts(part.event) if isinstance(part, RepeatAndSelect) else [(part, 1)])
+        for leaf, _ in (
+            parts(part.event) if isinstance(part, events.RepeatAndSelect) else [(part, 1)]
+        )
     }
     # A replaced record in bins is bounded from above alone.
-    assert attained == set(get_args(Leaf)) - {ReplacedAllocationGaussian}
+    assert attained == set(get_args(events.Leaf)) - {events.ReplacedAllocationGaussian}
 
 
 def test_a_record_has_one_place_in_all_phases() -> None:
@@ -350,7 +348,7 @@ def test_releases_that_are_counted_show_what_the_count_says(name: str) -> None:
     plan = CASES[name]()
     attack, *_ = attacks_of(lower(plan))
     ((leaf, times),) = parts(attack.event)
-    assert isinstance(leaf, PoissonSubsampledGaussian | WithoutReplacementGaussian)
+    assert isinstance(leaf, events.PoissonSubsampledGaussian | events.WithoutReplacementGaussian)
     counting, delta = CountingAttack(leaf, times), 0.05
     alone = replace(attack, phases=(replace(attack.phases[0], others="nothing"),))
     words = [int(byte) for byte in str(seeded(name)).encode()]

@@ -11,47 +11,40 @@ import pytest
 from affidavit.accountants.fourier import truncated_poisson
 from affidavit.mechanisms import LoweredPhase
 from affidavit.plan import (
-    Composed,
-    EitherBound,
-    Event,
-    Gaussian,
-    Leaf,
     Plan,
-    PoissonSubsampledGaussian,
-    RandomAllocationGaussian,
-    Repeated,
-    ShuffledEpoch,
-    WithoutReplacementGaussian,
+    events,
 )
 from tests.assessment.attacks import plans as given
 from tests.assessment.attacks.plans import execute, phase, small, strongest_attack
 from tests.support.random_seeds import seeded
 
-Fault = Callable[[Event], Event]
+Fault = Callable[[events.Event], events.Event]
 
 
 def less_noise(factor: float) -> Fault:
     """Each release at ``factor`` times its noise."""
 
-    def of(event: Event) -> Event:
+    def of(event: events.Event) -> events.Event:
         match event:
-            case Composed(events=members):
-                return Composed(events=tuple(map(of, members)))
-            case EitherBound(events=members):
-                return EitherBound(events=tuple(map(of, members)))
-            case Repeated(event=inner):
+            case events.Composed(events=members):
+                return events.Composed(events=tuple(map(of, members)))
+            case events.EitherBound(events=members):
+                return events.EitherBound(events=tuple(map(of, members)))
+            case events.Repeated(event=inner):
                 return replace(event, event=of(inner))
             case _:
                 leaf: Any = event
-                changed: Leaf = replace(leaf, noise_multiplier=leaf.noise_multiplier * factor)
+                changed: events.Leaf = replace(
+                    leaf, noise_multiplier=leaf.noise_multiplier * factor
+                )
                 return changed
 
     return of
 
 
-def instead(*members: Event) -> Fault:
+def instead(*members: events.Event) -> Fault:
     """Other releases than those of the phase."""
-    return lambda _: Composed(events=members)
+    return lambda _: events.Composed(events=members)
 
 
 ATTAINED: dict[str, tuple[Plan, Fault]] = {
@@ -65,7 +58,7 @@ ATTAINED: dict[str, tuple[Plan, Fault]] = {
     ),
     "all records of a user in a lot that holds fewer": (
         small({"scheme": "cyclic", "lot_size": 2}, 6.0, 14, records=5),
-        instead(Repeated(event=Gaussian(noise_multiplier=6.0 / 5), count=2)),
+        instead(events.Repeated(event=events.Gaussian(noise_multiplier=6.0 / 5), count=2)),
     ),
     "records in bins that all move the run half as far again": (
         small(given.BINS, 5.0, 8, records=3, noise=given.BIDIAGONAL),
@@ -77,21 +70,21 @@ ATTAINED: dict[str, tuple[Plan, Fault]] = {
     ),
     "three epochs for two": (
         small(given.CYCLIC, 1.5, 8),
-        instead(Repeated(event=Gaussian(noise_multiplier=1.5), count=3)),
+        instead(events.Repeated(event=events.Gaussian(noise_multiplier=1.5), count=3)),
     ),
     "a pattern that the sampler never draws": (
         small(given.APART, 2.0, 6, noise=given.BANDED),
-        instead(Repeated(event=Gaussian(noise_multiplier=2.0), count=6)),
+        instead(events.Repeated(event=events.Gaussian(noise_multiplier=2.0), count=6)),
     ),
     "one phase of two, twice": (
         small(phases=[phase(given.POISSON, 2.0, 2), phase(given.POISSON, 3.0, 2)]),
-        lambda event: Composed(events=(event, event)),
+        lambda event: events.Composed(events=(event, event)),
     ),
     "opposite others whose number is random": (
         small(given.POISSON, 2.0, 4, adjacency="replace_one"),
         instead(
-            Repeated(
-                event=WithoutReplacementGaussian(
+            events.Repeated(
+                event=events.WithoutReplacementGaussian(
                     dataset_size=20, sample_size=6, noise_multiplier=1.0
                 ),
                 count=4,
@@ -100,13 +93,15 @@ ATTAINED: dict[str, tuple[Plan, Fault]] = {
     ),
     "bins that are kept, for fresh ones": (
         small(given.FRESH_BINS, 1.0, 16),
-        instead(RandomAllocationGaussian(bins=4, noise_multiplier=0.5)),
+        instead(events.RandomAllocationGaussian(bins=4, noise_multiplier=0.5)),
     ),
     "each group in every step": (
         small(given.GROUPS, 1.5, 8),
         instead(
-            Repeated(
-                event=PoissonSubsampledGaussian(sampling_probability=0.8, noise_multiplier=1.5),
+            events.Repeated(
+                event=events.PoissonSubsampledGaussian(
+                    sampling_probability=0.8, noise_multiplier=1.5
+                ),
                 count=8,
             )
         ),
@@ -134,7 +129,7 @@ def test_a_largest_sum_that_moves_too_far_is_refuted(monkeypatch: pytest.MonkeyP
     plan = small(given.SHUFFLED, 1.0, 8, delta=0.15)
     attack = LoweredPhase.attack.fget  # type: ignore[attr-defined]
 
-    def too_far(phase: LoweredPhase) -> tuple[ShuffledEpoch, int]:
+    def too_far(phase: LoweredPhase) -> tuple[events.ShuffledEpoch, int]:
         epoch, number = attack(phase)
         return replace(epoch, without=0.0), number
 

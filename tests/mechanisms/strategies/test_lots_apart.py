@@ -14,10 +14,10 @@ from affidavit.mechanisms.strategies.lots_apart import lots_apart, squares_by_la
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
 from affidavit.mechanisms.strategies.tree import Tree
-from affidavit.plan import EitherBound, Gaussian
+from affidavit.plan import events
 
 STEPS = 23
-HUGE = Gaussian(noise_multiplier=0.01)
+HUGE = events.Gaussian(noise_multiplier=0.01)
 """A bound that says nothing; accountants of allocations answer where another one bounds the run."""
 STRATEGIES: tuple[Strategy, ...] = (
     square_root(STEPS),
@@ -61,7 +61,7 @@ def test_the_releases_cost_no_less_than_the_bins_that_they_stand_for(
     told = lots_apart(strategy, turn=bins, scale=1 / sigma**2)
     assert told is not None
     event = _allocated_apart(told, sigma)
-    bound = FourierAccountant().curve(EitherBound(events=(HUGE, event))).delta(epsilon).upper
+    bound = FourierAccountant().curve(events.EitherBound(events=(HUGE, event))).delta(epsilon).upper
     added = means(strategy, bins).T / sigma
     noise, norms = draws.standard_normal((20_000, added.shape[1])), (added**2).sum(axis=1) / 2
 

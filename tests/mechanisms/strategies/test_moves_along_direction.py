@@ -23,7 +23,7 @@ from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.participation_mixture import ParticipationMixture
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.truncated_lots import at_least_left
-from affidavit.plan import TruncatedPoissonGroupGaussian
+from affidavit.plan import events
 
 Array = NDArray[np.float64]
 
@@ -153,7 +153,7 @@ def test_records_that_are_left_in_a_lot_that_is_cut(
             left = hypergeom.pmf(kept, crowd + drawn, drawn, min(largest, crowd + drawn))
         law += binom.pmf(crowd, others, q) * binom.pmf(drawn, records, q) * left
     draws = at_least_left(
-        TruncatedPoissonGroupGaussian(
+        events.TruncatedPoissonGroupGaussian(
             dataset_size=size,
             sampling_probability=q,
             max_lot_size=largest,

@@ -24,7 +24,7 @@ from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, identity, square_root
 from affidavit.mechanisms.strategies.tree import Tree
-from affidavit.plan import GaussianMixture
+from affidavit.plan import events
 
 Array = NDArray[np.float64]
 EPSILONS = (0.0, 0.2, 1.0, 3.0)
@@ -113,7 +113,9 @@ def test_records_of_one_user_add_up(records: int) -> None:
 @pytest.mark.parametrize(("steps", "rate"), [(2, 1e-7), (50, 0.9), (3000, 0.1), (120_000, 1e-4)])
 def test_weights_are_a_law_for_few_and_for_many_participations(steps: int, rate: float) -> None:
     mixture = participation_mixture(square_root(steps), turn=1, probability=rate)
-    leaf = GaussianMixture(weights=mixture.weights, noise_multiplier=1.0, conceded=mixture.conceded)
+    leaf = events.GaussianMixture(
+        weights=mixture.weights, noise_multiplier=1.0, conceded=mixture.conceded
+    )
     mean = float(np.arange(len(leaf.weights)) @ leaf.weights) * mixture.spacing
     # A record is drawn at least once with this chance, and then moves the run by a column.
     assert mean >= (1 - (1 - rate) ** steps) * 0.9
@@ -124,7 +126,7 @@ def test_the_law_is_near_that_of_sampled_participations() -> None:
     steps, rate, sigma, delta = 400, 0.02, 5.0, 1e-4
     strategy, rng = square_root(steps), np.random.default_rng(11)
     mixture = participation_mixture(strategy, turn=1, probability=rate)
-    proved = GaussianMixture(
+    proved = events.GaussianMixture(
         weights=mixture.weights,
         noise_multiplier=sigma / mixture.spacing,
         conceded=mixture.conceded,
@@ -133,7 +135,9 @@ def test_the_law_is_near_that_of_sampled_participations() -> None:
     sizes = np.linalg.norm(drawn @ strategy.strategy_matrix().T, axis=1)
     unit = sizes.max() / 200
     weights = np.bincount(np.ceil(sizes / unit).astype(int), minlength=201) + 1e-9
-    sampled = GaussianMixture(weights=tuple(weights / weights.sum()), noise_multiplier=sigma / unit)
+    sampled = events.GaussianMixture(
+        weights=tuple(weights / weights.sum()), noise_multiplier=sigma / unit
+    )
     upper, about = (
         FourierAccountant().curve(event).epsilon(delta).upper for event in (proved, sampled)
     )
@@ -157,7 +161,7 @@ def test_gradients_that_depend_on_releases_gain_nothing(seed: int, rate: float) 
     rng = np.random.default_rng(seed)
     matrix = np.array([[1.0, 0.0], [rng.uniform(-1, 1), 1.0]]) / rng.uniform(0.7, 2.0)
     mixture = participation_mixture(Dense.from_strategy(matrix), turn=1, probability=rate)
-    event = GaussianMixture(
+    event = events.GaussianMixture(
         weights=mixture.weights,
         noise_multiplier=1 / mixture.spacing,
         conceded=mixture.conceded,
