@@ -10,7 +10,7 @@ there are too many such pasts, a stretch of several steps is one: the moment is 
 records whose chances, up to the largest, are the worst for each past. It bounds the order of the
 hypotheses in which the record is present. Other events bound the run in the other order.
 
->>> run = SampledColumns(
+>>> run = events.SampledColumns(
 ...     products=(1.0, 0.5), sampling_probability=0.01, separation=2, steps=100, noise_multiplier=1
 ... )
 >>> round(MomentCurve(runs=(run,), others=()).epsilon(1e-6).upper, 2)

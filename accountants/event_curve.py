@@ -1,6 +1,6 @@
 """The privacy curve of an event without a plan, by the first engines that bound it.
 
->>> bracket = EventCurve(Laplace(noise_multiplier=2.0)).epsilon(0.01)
+>>> bracket = EventCurve(events.Laplace(noise_multiplier=2.0)).epsilon(0.01)
 >>> bracket.lower <= 0.5 + 2 * math.log(1 - 0.01) <= bracket.upper < 0.4801
 True
 """

@@ -9,7 +9,7 @@ over the s so that the sum of the curves is least. With R the Mills ratio, φ th
 
 for every z* with Σ_k P(s = k) (e^{μ_k z* - μ_k²/2 - ε} - 1)_+ <= (1 - e^-ε) P(s = 0).
 
->>> run = FixedSizeRun(weights=(0.99, 0.01), noise_multiplier=0.5)
+>>> run = events.FixedSizeRun(weights=(0.99, 0.01), noise_multiplier=0.5)
 >>> round(FixedSizeRunCurve(run).epsilon(1e-5).upper, 2)
 3.03
 

@@ -5,8 +5,9 @@ checker composes measures that dominate the releases and reads δ from them. Bad
 make the bound larger, never wrong. docs/theorems/checker.md has the proof. Nothing here comes from
 the engines except events.
 
->>> from affidavit.plan import Gaussian
->>> prove(Witness(epsilon="4.4", delta="1e-5", runs=()), Gaussian(noise_multiplier=1.0)).theorems
+>>> from affidavit.plan import events
+>>> release = events.Gaussian(noise_multiplier=1.0)
+>>> prove(Witness(epsilon="4.4", delta="1e-5", runs=()), release).theorems
 ('gaussian',)
 
 To turn a law into a measure on a grid, the line is cut at places. Each loss between two places lies

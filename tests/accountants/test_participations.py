@@ -105,7 +105,7 @@ def test_where_the_fourier_accountant_reaches_both_ends_hold_its_bracket(leaf: o
 def test_releases_beside_it_add_to_every_number_of_participations() -> None:
     beside = events.Repeated(event=events.Gaussian(noise_multiplier=0.05), count=1)
     alone = accountant("gaussian").curve(beside).epsilon(1e-5)
-    both = ParticipationAccountant().curve(affidavit.plan.Composed(events=(beside, POISSON)))
+    both = ParticipationAccountant().curve(events.Composed(events=(beside, POISSON)))
     assert alone.lower <= both.epsilon(1e-5).upper < alone.upper + 150
 
 

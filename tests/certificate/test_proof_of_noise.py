@@ -294,7 +294,7 @@ def test_the_bound_that_decides_is_proved_where_one_loss_is_rare() -> None:
 def test_a_strategy_without_structure_of_many_steps_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(certificate_proof, "MAX_ROWS", 10)
+    monkeypatch.setattr(certificate_proof.sensitivity, "MAX_ROWS", 10)
     with pytest.raises(Unproved, match="24 steps") as refusal:
         lowered_and_required(plan_document(noise=MATRIX | {"rows": irregular()}))
     assert refusal.value.code == "no_statement"

@@ -55,7 +55,7 @@ import math
 from dataclasses import dataclass
 
 from affidavit.accountants import Bracket, Unsupported, leaves
-from affidavit.plan import Gaussian
+from affidavit.plan import events
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ZcdpAccountant:
     def curve(self, event):
         rho = 0.0
         for leaf, count in leaves(event):
-            if not isinstance(leaf, Gaussian):
+            if not isinstance(leaf, events.Gaussian):
                 raise Unsupported("only Gaussian releases")
             rho += count / (2 * leaf.noise_multiplier**2)
         return Curve(rho)

@@ -55,7 +55,7 @@ def test_a_loop_in_another_file_is_asked_about(checked: Any) -> None:
         ("from train import (\n    other,\n    start,\n)\n", True),
         ("import train\ntrain.start()\n", True),
         ("from train import *\nstart()\n", True),
-        ("from train import other\nstart = other\n", False),
+        ("from train import other\nstart = other\n", True),
         ("from elsewhere import start\n", False),
         ("import train\n", False),
     ],
