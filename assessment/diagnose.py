@@ -31,6 +31,7 @@ from affidavit.assessment.diagnosis.claims import (
     describe_claim,
     describe_reading,
     examine,
+    is_rounded_down,
     pointer_of,
     what_decides,
 )
@@ -68,7 +69,9 @@ class Diagnosis:
         """The outcome in a sentence or two."""
         message = f"{describe_claim(self.claim, self.plan)}; {describe_bounds(self.certified)}."
         if self.holds:
-            return f"{message} The claim holds, to the digits given."
+            is_below = is_rounded_down(self.claim, self.plan, self.certified)
+            digits = " only as a number rounded down" if is_below else ", to the digits given"
+            return f"{message} The claim holds{digits}."
         best = "".join(f" {describe_reading(item)}." for item in self.explanations[:1])
         if self.answer == "not_decided":
             decided = what_decides(self.claim, self.plan, self.certified)

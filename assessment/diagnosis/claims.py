@@ -375,8 +375,13 @@ def what_decides(claim: Claim, about: Plan, truth: Assessment) -> str:
     return f"{narrowing_remedy(about)}{more}"
 
 
+def is_rounded_down(claim: Claim, about: Plan, truth: Assessment) -> bool:
+    """Whether ε is above the claimed one, though it may round to it."""
+    return truth.epsilon is not None and truth.epsilon.lower > ClaimedEpsilon.of(claim, about).value
+
+
 def _rounding_warnings(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat, ...]:
-    if truth.epsilon is None or truth.epsilon.lower <= ClaimedEpsilon.of(claim, about).value:
+    if not is_rounded_down(claim, about, truth):
         return ()
     return (
         Caveat(

@@ -91,6 +91,9 @@ def test_a_claim_rounded_to_below_the_bound_is_told_of(plan_of: PlanOf) -> None:
     result = certify(plan_of(claim=down), second_opinion=False)
     assert result.verdict == "certified"
     assert [warning.code for warning in result.warnings if warning.code == "claim_rounded_down"]
+    for claimed, is_below in ((down, True), (rounded(exact, 3, 1), False)):
+        summary = diagnose(plan_of(), Claim(epsilon=claimed)).summary
+        assert ("rounded down" in summary) is is_below
 
 
 def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf) -> None:
