@@ -62,7 +62,7 @@ _MAX_EXPONENT = 300.0
 _MIN_MOMENT = 1e-250
 """Least moment of a state, relative to the largest, that keeps its digits."""
 _MAX_LARGER = 3
-"""Larger bounds in a row after which no larger order is asked."""
+"""Larger bounds in a row after which no larger order is computed."""
 _State = tuple[tuple[int, int], ...]
 
 
@@ -280,9 +280,9 @@ def moment_of_stretches(
         return math.inf
     # Steps of two stretches l apart are at least (l - 1) w + 1 steps apart.
     apart = np.arange(lags + 1) * width + 1
-    products = np.where(apart < meeting, largest[np.minimum(apart, len(largest) - 1)], 0.0)
-    if meets_forever:
-        products = largest[np.minimum(apart, len(largest) - 1)]
+    products = largest[np.minimum(apart, len(largest) - 1)]
+    if not meets_forever:
+        products[apart >= meeting] = 0.0
     most = order * -(-number // turns) if products[-1] > 0 else 0
     waiting = turns - 1 if wait else min(turns - 1, lags)
     if waiting > lags:

@@ -278,7 +278,7 @@ class Correlation:
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else events.EitherBound(events=distinct)
 
-    def told_lots(self, joint: float, steps: int) -> tuple[events.Event, ...]:
+    def in_known_lots(self, joint: float, steps: int) -> tuple[events.Event, ...]:
         """Return bounds of a run of bins whose Gram matrix is its event, told all or most bins."""
         at = self.at(steps)
         if at.route != "balls_in_bins":

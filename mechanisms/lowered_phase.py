@@ -48,12 +48,12 @@ class LoweredPhase:
             return events.Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
         return self.sampled.of_run(joint, length)
 
-    def told_lots(self, joint: float, steps: int | None) -> events.Event | None:
+    def in_known_lots(self, joint: float, steps: int | None) -> events.Event | None:
         """Return another bound of a phase of bins, which is no mixture over all of them."""
         length = self.steps if self.steps is not None else steps
         if self.correlation is None or length is None:
             return None
-        bounds = self.correlation.told_lots(joint, length)
+        bounds = self.correlation.in_known_lots(joint, length)
         return events.EitherBound(events=bounds) if bounds else None
 
     def attained(self, joint: float, steps: int) -> events.Event:

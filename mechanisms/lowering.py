@@ -88,9 +88,9 @@ class Lowered:
             return direct
         is_user_level = self.plan.dataset.records_per_unit > 1
         replaced = () if is_user_level else _replaced_in_bins(links, phases)
-        # Where lots are told a link needs no mixture over all of them.
-        in_known_lots = tuple(
-            phase.told_lots(joint, steps) or link
+        # Where lots are known a link needs no mixture over all of them.
+        known = tuple(
+            phase.in_known_lots(joint, steps) or link
             for phase, joint, link in zip(ran, joints, links, strict=True)
         )
         chains = (
@@ -98,7 +98,7 @@ class Lowered:
                 event=one.extra.compose_with(tuple(map(_without_replaced, bounds))),
                 links=int(distance_of(self.plan) / distance_of(one.plan)),
             )
-            for bounds in dict.fromkeys((links, in_known_lots))
+            for bounds in dict.fromkeys((links, known))
         )
         in_bins = map(self.extra.compose_with, replaced)
         return events.EitherBound(events=(*events.alternatives(direct), *in_bins, *chains))

@@ -727,7 +727,7 @@ def test_what_reads_a_device_or_unpacks_attributes_is_not_asked_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "asked"),
+    ("cell", "is_open"),
     [
         ({"source": "%run more.py"}, True),
         ({"source": "n = !pip list && python more.py"}, True),
@@ -740,7 +740,7 @@ def test_what_reads_a_device_or_unpacks_attributes_is_not_asked_about() -> None:
     ],
 )
 def test_what_a_notebook_may_run_beside_its_cells_is_asked(
-    cell: dict[str, Any], *, asked: bool
+    cell: dict[str, Any], *, is_open: bool
 ) -> None:
     first = {"cell_type": "code", "source": HEAD + PRIVATE, "execution_count": 2}
     last = {"cell_type": "code", "source": EACH + LOSS, "execution_count": 3}
@@ -748,7 +748,7 @@ def test_what_a_notebook_may_run_beside_its_cells_is_asked(
     partial = import_file("train.ipynb", json.dumps(document).encode())
     assert partial is not None
     assert partial.data["epochs"] == 3
-    assert [use.line for use in partial.open_uses] == [7] * asked
+    assert [use.line for use in partial.open_uses] == [7] * is_open
 
 
 def test_a_stated_length_is_said_to_be_that_of_all_runs() -> None:

@@ -41,8 +41,8 @@ def test_harmless_edits_ask_little_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = [text for text in harmless(Random(seeded(6)), len(HARMLESS)) if _questions(text)]
-    assert len(asked) <= 3, asked
+    open_uses = [text for text in harmless(Random(seeded(6)), len(HARMLESS)) if _questions(text)]
+    assert len(open_uses) <= 3, open_uses
 
 
 @pytest.mark.soak
