@@ -98,8 +98,8 @@ BENCHES = (
     Bench(name="truncated-lots", command=("bench/truncated_lots.py",), minutes=5),
     Bench(
         name="loose-corners",
-        command=("bench/loose_corners.py", "--minutes", "30"),
-        minutes=35,
+        command=("bench/loose_corners.py", "--realistic", "--minutes", "25"),
+        minutes=30,
         document=USERS,
     ),
     Bench(name="fresh-lots", command=("bench/fresh_lots.py",), minutes=20),
