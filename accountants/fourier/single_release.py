@@ -95,10 +95,13 @@ class _Normals:
         sizes = np.abs(self._logs) + np.abs(shifts) + self._halves
         return self._logs + shifts - self._halves, 16 * UNIT_ROUNDOFF * sizes
 
-    def tails(self, z: float) -> tuple[Array, Array]:
-        """Return logarithms of the terms of the tail beyond ``z``, and their errors; both (n,)."""
+    def tails(self, z: float, errors: Array) -> tuple[Array, Array]:
+        """Return logarithms of the terms of the tail beyond ``z``, and their errors; both (n,).
+
+        ``errors`` (n,) are those of the densities at ``z``.
+        """
         tails = log_ndtr(self._means - z)
-        return self._logs + tails, self.densities(z)[1] + _LOG_NORMAL_ERROR * (1 + np.abs(tails))
+        return self._logs + tails, errors + _LOG_NORMAL_ERROR * (1 + np.abs(tails))
 
 
 class _Outputs:
@@ -107,6 +110,8 @@ class _Outputs:
     def __init__(self, law: NormalPair) -> None:
         self._p, self._q = _Normals(law.p_mixture), _Normals(law.q_mixture)
         self._reach = law.mu + 60.0
+        # Two searches for one ε or δ part only where its bounds do.
+        self._points: dict[float, _Point] = {}
 
     def last(self, holds: Callable[[_Point], bool], *, above: bool = False) -> _Point | None:
         """Return about the last place up to which ``holds`` is true, or the first ``above`` it.
@@ -123,11 +128,16 @@ class _Outputs:
         return result if holds(result) != above else None
 
     def _point(self, z: float) -> _Point:
+        if z not in self._points:
+            self._points[z] = self._compute_point(z)
+        return self._points[z]
+
+    def _compute_point(self, z: float) -> _Point:
         """Return ε and δ of the outputs beyond ``z``."""
         (p, p_errors), (q, q_errors) = self._p.densities(z), self._q.densities(z)
         (log_p, p_error), (log_q, q_error) = _log_sum(p, p_errors), _log_sum(q, q_errors)
-        own, own_errors = self._p.tails(z)
-        beyond, beyond_errors = self._q.tails(z)
+        own, own_errors = self._p.tails(z, p_errors)
+        beyond, beyond_errors = self._q.tails(z, q_errors)
         middle, error = 0.0, 1e-300
         # The mean 0 of P has no term with that of Q.
         for rows, columns in ((~self._p.centred, slice(None)), (self._p.centred, ~self._q.centred)):
