@@ -9,9 +9,10 @@ import ast
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from affidavit.importers.scripts.launches import SEARCH_FOLDERS
@@ -35,13 +36,15 @@ class Module:
     imported: frozenset[str]
     words: frozenset[str]
 
-    @property
-    def places(self) -> Iterator[tuple[str, str]]:
-        """Yield the names by which others import it, each with the folder that it is in."""
+    @cached_property
+    def places(self) -> list[tuple[str, str]]:
+        """The names by which others import it, each with the folder that it is in."""
         path = Path(self.file)
         parts = path.parts[:-1] if path.name == "__init__.py" else (*path.parts[:-1], path.stem)
-        for count in range(1, min(MAX_PARTS, len(parts))):
-            yield ".".join(parts[-count:]).lower(), os.path.join(*parts[:-count])
+        return [
+            (".".join(parts[-count:]).lower(), os.path.join(*parts[:-count]))
+            for count in range(1, min(MAX_PARTS, len(parts)))
+        ]
 
 
 def leading_definitions(script: Script, node: ast.AST) -> list[ast.AST]:
@@ -79,16 +82,19 @@ def modules_of(script: Script, beside: tuple[str, ...]) -> list[Script]:
     statements = [node for node in script.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     names = set(_imported("\n".join(map(ast.unparse, statements))))
     folders = {str((script.folder / place).resolve()) for place in SEARCH_FOLDERS}
-    others, modules = list(_others(script)) if names else [], list[Module]()
-    while more := [
-        item for item in others if item not in modules
-        and any(dotted in names and folder in folders and dotted.split(".")[0] not in beside
-                for dotted, folder in item.places)
-    ]:  # fmt: skip
-        modules += more
-        names |= {dotted for item in more for dotted in item.imported}
-        folders |= {str(place) for item in more for place in list(Path(item.file).parents)[:2]}
-    scripts = (_parsed(item.file, item.version) for item in modules)
+    named, modules = defaultdict[str, list[tuple[str, Module]]](list), dict[str, Module]()
+    for item in _others(script) if names else ():
+        for dotted, folder in item.places:
+            if dotted.split(".")[0] not in beside:
+                named[dotted].append((folder, item))
+    while more := {
+        item.file: item for dotted in names for folder, item in named.get(dotted, ())
+        if folder in folders and item.file not in modules
+    }:  # fmt: skip
+        modules |= sorted(more.items())
+        names |= {dotted for item in more.values() for dotted in item.imported}
+        folders |= {str(place) for file in more for place in list(Path(file).parents)[:2]}
+    scripts = (_parsed(item.file, item.version) for item in modules.values())
     return [item for item in scripts if item is not None]
 
 
