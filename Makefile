@@ -93,11 +93,10 @@ demo-model: install-trainer ## sign a trained model with its evidence, verify it
 install-tests:
 	@$(MAKE) --no-print-directory --jobs=3 install-trainer install-browser $(PROGRAMS)
 
-# Processes of one thread each, one more than two cores, because some wait and each imports all
-# tests. Compiled modules are written although the environment may say otherwise: the tests start
-# hundreds of processes.
+# Processes of one thread each, one more than two cores, because some wait. Compiled modules are
+# written although the environment may say otherwise: the tests start hundreds of processes.
 test: install-tests ## all tests, with what they need
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q --forks 3
 
 check: install-trainer ## lint, types, import rules and manifests
 	$(BIN)/ruff check .
@@ -150,9 +149,10 @@ bench-gpu: install-trainer ## check and time everything on a CUDA device, in fiv
 bench-gpu-model: install-trainer ## count launches and bytes at real sizes, without a device
 	PYTHONPATH=. $(BIN)/python bench/gpu/launches.py
 
-# Tests that fork are left out: CUDA does not survive it.
+# Tests that fork are left out: CUDA does not survive it. NVML tells whether there is a device
+# without a start of CUDA in the process that forks the workers.
 test-gpu: install-trainer ## the trainer's tests, on a CUDA device
-	AFFIDAVIT_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 $(FORKS:%=--ignore=tests/trainer/loop/test_%.py) \
+	AFFIDAVIT_TEST_DEVICE=cuda PYTORCH_NVML_BASED_CUDA_CHECK=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q --forks 3 $(FORKS:%=--ignore=tests/trainer/loop/test_%.py) \
 		tests/trainer/loop tests/trainer/models tests/trainer/noise tests/trainer/optimizers
 FORKS := crash distributed sharded step_grants tensor_parallel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+pytest_plugins = ["tests.support.forked_workers"]
 HAS_TORCH = find_spec("torch") is not None
 
 collect_ignore = [] if HAS_TORCH else ["trainer", "src/affidavit/trainer", "tests/trainer"]

@@ -19,10 +19,10 @@ def test_every_session_looks(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.ordinary("gate-1-1")
 @pytest.mark.parametrize(
-    ("name", "workers", "code"), [("plan", "0", 1), ("gate", "1", 1), ("plants", "0", 0)]
+    ("name", "forks", "code"), [("plan", "0", 1), ("gate", "1", 1), ("plants", "0", 0)]
 )
 def test_a_room_by_its_bare_name_fails_the_session(
-    tmp_path: Path, name: str, workers: str, code: int
+    tmp_path: Path, name: str, forks: str, code: int
 ) -> None:
     (tmp_path / "conftest.py").write_text(LOOKS)
     (tmp_path / name).mkdir()
@@ -37,9 +37,9 @@ def test_a_room_by_its_bare_name_fails_the_session(
             "pytest",
             "-q",
             "-p",
-            "xdist",
-            "-n",
-            workers,
+            "tests.support.forked_workers",
+            "--forks",
+            forks,
             "-p",
             "no:cacheprovider",
         ],

@@ -4,7 +4,8 @@ Starting the service or a trainer mostly costs imports. ``python -m
 tests.support.forked_processes FD MODULE…`` calls ``prepare`` of each MODULE once, and then ``main``
 of one of them for each request over the socket FD, in a process of its own that may be killed. Late
 imports belong in ``prepare``: the tests themselves are collected with MODULE imported. Replacements
-that the other modules must not have belong in ``main``.
+that the other modules must not have belong in ``main``. A worker of ``forked_workers`` forks such
+processes from itself before its first test (``fork_mothers``), and they import next to nothing.
 
 A test never forks its own process: another thread of it may hold a lock, which the child would
 wait for. It sends the function to a process that has no threads (``call``).
@@ -15,8 +16,10 @@ from __future__ import annotations
 import atexit
 import base64
 import copyreg
+import faulthandler
 import gc
 import json
+import logging
 import os
 import pickle
 import select
@@ -25,6 +28,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -129,9 +133,39 @@ copyreg.pickle(type(Ed25519PrivateKey.generate()), _private)
 copyreg.pickle(type(Ed25519PrivateKey.generate().public_key()), _public)
 
 
+FORKED: dict[tuple[str, ...], socket.socket] = {}
+"""The mothers that were forked from this process."""
+
+
+def fork_mothers() -> None:
+    """Fork a mother for each family; called while this process has no other threads."""
+    for family in FAMILIES:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            end(lambda family=family, theirs=theirs: _become_mother(family, theirs))
+        theirs.close()
+        FORKED[family] = ours
+
+
+def _become_mother(family: tuple[str, ...], asking: socket.socket) -> None:
+    """Inherit imports alone: no file, no socket, no handler."""
+    os.closerange(3, asking.fileno())
+    os.closerange(asking.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    faulthandler.enable()
+    logging.getLogger().handlers.clear()
+    for handler in filter(None, (reference() for reference in logging._handlerList)):  # type: ignore[attr-defined]
+        if type(handler) is logging.StreamHandler:  # what it wrote to is pytest's
+            handler.stream = sys.stderr
+    with suppress(KeyboardInterrupt):  # of a terminal, which interrupts the tests too
+        if asking.recv(1, socket.MSG_PEEK):  # a request, or nothing if nobody can ask any more
+            _serve(family, asking)
+
+
 @cache
 def _mother(family: tuple[str, ...]) -> socket.socket:
     """The mother of a family's processes, which ends with who made it."""
+    if family in FORKED:
+        return FORKED[family]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -153,8 +187,11 @@ def _dismissed(process: subprocess.Popen[bytes], asking: socket.socket) -> None:
 # ---- in the mother -----------------------------------------------------------------
 
 
-def mother(mains: Mapping[str, Callable[[Sequence[str]], int]], asking: socket.socket) -> None:
+def _serve(names: Sequence[str], asking: socket.socket) -> None:
     """A process for each request, until there is nobody left who could ask."""
+    modules = {name: import_module(name) for name in names}
+    for module in modules.values():
+        module.prepare()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # its children tell somebody else of theirs
     gc.collect()
     gc.freeze()  # or every process would copy what it looks through for garbage
@@ -165,7 +202,7 @@ def mother(mains: Mapping[str, Callable[[Sequence[str]], int]], asking: socket.s
         if os.fork() == 0:
             asking.close()
             module, *given = json.loads(request)
-            _watch(mains[module], *given, *descriptors)
+            _watch(modules[module].main, *given, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -217,7 +254,4 @@ def end(main: Callable[[], Any]) -> NoReturn:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as inherited:
-        modules = {name: import_module(name) for name in sys.argv[2:]}
-        for module in modules.values():
-            module.prepare()
-        mother({name: module.main for name, module in modules.items()}, inherited)
+        _serve(sys.argv[2:], inherited)

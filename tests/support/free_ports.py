@@ -10,14 +10,20 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from collections.abc import Iterator
+from functools import cache
 
 FIRST, NUMBER = 20_000, 12_000
-_turns = itertools.count(os.getpid() * 61)
+
+
+@cache
+def _turns(process: int) -> Iterator[int]:
+    return itertools.count(process * 61)
 
 
 def free_port() -> int:
     """A port of loopback that nobody listens on, and that this process asked for first."""
-    for turn in itertools.islice(_turns, NUMBER):
+    for turn in itertools.islice(_turns(os.getpid()), NUMBER):
         port = FIRST + turn % NUMBER
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
