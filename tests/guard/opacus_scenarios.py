@@ -1,20 +1,18 @@
 """Runs of the real Opacus, right and wrong, each without the guard and with it.
 
-Run by ``test_opacus.py`` in an environment that has Opacus, with the folder of the bundles as
-its argument; prints one JSON object: by scenario, what came of it unguarded (``finished`` or an
-exception) and guarded (the stop's code, the releases before it, whether parameters changed).
+Forked by ``test_opacus.py`` with two arguments, the folder of the bundles and a file for one JSON
+object: by scenario, what came of it unguarded (``finished`` or an exception) or guarded (the stop's
+code, the releases before it, whether parameters changed).
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
-import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,6 @@ from affidavit import guard
 from affidavit.library.keys import trusted
 
 RECORDS, LOT, STEPS, SIGMA, CLIP = 600, 64, 8, 1.2, 1.0
-FOLDER = Path(sys.argv[1])
-warnings.simplefilter("ignore")
 
 
 @dataclass
@@ -57,7 +53,7 @@ class Setting:
 class Run:
     """One run of Opacus, from its model to its last step."""
 
-    def __init__(self, setting: Setting, record: Path | None) -> None:
+    def __init__(self, setting: Setting, folder: Path, record: Path | None) -> None:
         torch.manual_seed(7)
         self.setting, self.guard = setting, None
         self.model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -83,8 +79,8 @@ class Run:
         self.before = [item.detach().clone() for item in self.model.parameters()]
         if record is not None:
             self.guard = guard.opacus(
-                self.engine, self.optimizer, self.loader, FOLDER / f"{setting.bundle}.json",
-                trusted=trusted(FOLDER / "keys.json"), record=record, **setting.guarded,
+                self.engine, self.optimizer, self.loader, folder / f"{setting.bundle}.json",
+                trusted=trusted(folder / "keys.json"), record=record, **setting.guarded,
             )  # fmt: skip
 
     @property
@@ -248,22 +244,22 @@ SCENARIOS: dict[str, Setting] = {
 }
 
 
-def unguarded(setting: Setting) -> str:
+def unguarded(setting: Setting, folder: Path) -> str:
     """What came of one scenario without the guard."""
     try:
-        Run(setting, None).train()
+        Run(setting, folder, None).train()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "finished"
 
 
-def outcome(name: str, setting: Setting) -> dict[str, Any]:
+def outcome(name: str, setting: Setting, folder: Path) -> dict[str, Any]:
     """What came of one scenario with the guard."""
     result: dict[str, Any] = {}
-    record = FOLDER / name.replace(" ", "_").replace(",", "")
+    record = folder / name.replace(" ", "_").replace(",", "")
     run = None
     try:
-        run = Run(setting, record)
+        run = Run(setting, folder, record)
         run.train()
         result["guarded"] = None
     except guard.GuardStop as stop:
@@ -279,12 +275,19 @@ def outcome(name: str, setting: Setting) -> dict[str, Any]:
     return result
 
 
-if __name__ == "__main__":
-    gc.collect()
-    gc.freeze()  # the guard looks for models among all objects: leave out what imports made
+def prepare() -> None:
+    """All that they need is imported with this module."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write what came of every scenario."""
+    warnings.simplefilter("ignore")
+    folder, results = map(Path, arguments[:2])
     with contextlib.redirect_stdout(io.StringIO()):
         outcomes = {
-            name: unguarded(setting) if "unguarded" in sys.argv else outcome(name, setting)
+            name: unguarded(setting, folder)
+            if "unguarded" in arguments
+            else outcome(name, setting, folder)
             for name, setting in SCENARIOS.items()
         }
-    sys.stdout.write(json.dumps(outcomes))
+    results.write_text(json.dumps(outcomes))

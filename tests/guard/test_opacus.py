@@ -16,9 +16,10 @@ import pytest
 
 from affidavit.evidence import check_conformance
 from affidavit.trust import SigningKey
+from tests.support.forked_processes import fork
+from tests.support.polling import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-SCENARIOS = Path(__file__).with_name("opacus_scenarios.py")
 
 STEPS = 8
 LAYERS = {
@@ -73,14 +74,14 @@ def folder(
     return result
 
 
-def scenarios(*arguments: str | Path) -> dict[str, Any]:
+def scenarios(folder: Path, *arguments: str) -> dict[str, Any]:
     """What came of every scenario, by name."""
-    done = subprocess.run(
-        [sys.executable, SCENARIOS, *arguments], capture_output=True, text=True, check=False,
-        timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout)
+    results, log = folder / "results", folder / "log"
+    given = [str(folder), str(results), *arguments]
+    with log.open("wb") as stream:
+        process = fork("tests.guard.opacus_scenarios", given, os.environ, stream.fileno())
+        assert process.wait(TIMEOUT_SECONDS) == 0, log.read_text()[-3000:]
+    result: dict[str, Any] = json.loads(results.read_text())
     return result
 
 

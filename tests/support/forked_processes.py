@@ -92,6 +92,7 @@ FAMILIES = (
         "tests.worker.stubbed_worker",
         "tests.trainer.loop.forked_ranks",
     ),
+    ("tests.guard.opacus_scenarios",),
 )
 """Modules that import much the same, and whose processes are forked from one."""
 CALL = "call a pickled function"
