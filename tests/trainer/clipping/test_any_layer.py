@@ -361,6 +361,7 @@ def expected_sums(model: nn.Module, specs: list[BlockSpec], x: Tensor) -> dict[s
     return total
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("*-False", "tokens-True", "lstm-True")
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("name", [*MODELS, "table as a function"])
