@@ -144,7 +144,8 @@ def provenance(seconds: float, load: float, page: str = "") -> str:
     ``load`` is the load average before it started. A machine that the ``page`` describes is not
     described again.
     """
-    changes = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    documents = ":!docs", ":!contributing"  # the benches before this one wrote into them
+    changes = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", *documents)
     of = _git(ROOT, "rev-parse", "--short", "HEAD") or "unknown"
     changed = " with changes" if changes else ""
     described = "; ".join([machine(), *versions()])
