@@ -108,7 +108,7 @@ def _change_at(script: Script, node: Reference, keys: set[str], items: bool) -> 
             return outer if _name(outer) in {None, *keys} else None
         case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) if items and name in keys:
             # The constructor's own, as of ``self.args = args``, changes nothing.
-            once = own and len(script.stores_of_attribute(name, node)) == 1
+            once = own and len(script.stored_attributes[name]) == 1
             return None if once else outer
         case ast.Attribute(attr=name) if items and name not in NAMES["reading_methods"]:
             if own and (name in script.functions or name in script.stored_attributes):

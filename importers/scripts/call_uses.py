@@ -65,9 +65,8 @@ class CallUses:
             return f"records decide whether it runs ({source_text(test)})"
         if not isinstance(function, ast.Attribute) and self.kinds.kinds(function) & SECRETS:
             return "records decide what it runs"
-        changed = keywords_of(call).get("out")
-        if changed is not None and self.kinds.kinds(changed) & SECRETS:
-            return "it changes the records"
+        if "out" in keywords_of(call):
+            return "it changes what it is given"
         if name == "setattr" and (base | taken or is_imported(self.script, call.args[:1])):
             return "it may change any part of the object"
         if self._is_given_folder(call, name):

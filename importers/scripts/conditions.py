@@ -14,38 +14,17 @@ def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
 
 
 def _excludes(script: Script, first: ast.AST, second: ast.AST) -> bool:
-    """Whether two nodes are on opposite sides of one condition, or of two equal conditions."""
+    """Whether two nodes are on opposite sides of one condition."""
     sides = [
         [(outer, branch(script, outer, node)) for outer in script.ancestors(node)
          if isinstance(outer, ast.If | ast.IfExp)]
         for node in (first, second)
     ]  # fmt: skip
     return any(
-        {side, other_side} == {"body", "orelse"}
-        and (outer is other or _is_same_condition(script, outer, other))
+        {side, other_side} == {"body", "orelse"} and outer is other
         for outer, side in sides[0]
         for other, other_side in sides[1]
     )
-
-
-def _is_same_condition(
-    script: Script, first: ast.If | ast.IfExp, second: ast.If | ast.IfExp
-) -> bool:
-    """Whether two conditions are equal and test only values that do not change."""
-    if ast.dump(first.test) != ast.dump(second.test):
-        return False
-    for node in ast.walk(first.test):
-        match node:
-            case ast.Name(id=name):
-                scopes = [script.resolve(name, script.scope_of(item)) for item in (first, second)]
-                if scopes[0][0] is not scopes[1][0] or len(scopes[0][1]) != 1:
-                    return False
-            case ast.Attribute(attr=name):
-                if name in script.stored_attributes:
-                    return False
-            case ast.Call() | ast.Subscript() | ast.NamedExpr():
-                return False
-    return script.dynamic is None
 
 
 def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:

@@ -225,7 +225,7 @@ def _running_references(script: Script, named: list[ast.expr]) -> list[ast.expr]
     """
     values = Evaluator(script, READERS)
     running = [node for node in named if not is_left_out(values, node)] or named
-    if script.dynamic is None and script.dynamic_getattr is None:
+    if not script.dynamic:
         running = [node for node in running if is_reached(script, node)] or running
     return running
 
@@ -315,6 +315,10 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         message = f"its {name} may not be {library.name}'s."
         line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
         raise not_imported(kind, message, "Write a plan.", line)
+    if script.dynamic and not library.trains:
+        message = f"{source_text(script.dynamic[0])} may change what it is told."
+        line = getattr(script.dynamic[0], "lineno", None)
+        raise not_imported(kind, message, "Write a plan.", line)
     for module in [script, *modules_of(script, library.modules)]:
         if (change := _change_by(module, script, library)) is not None:
             where = "" if module is script else f" of {module.name}"
@@ -352,8 +356,8 @@ def _change_by(module: Script, script: Script, library: Library) -> ast.AST | No
     Of the script itself, ``uses`` reads what it does with objects that it knows.
     """
     other = module is not script
-    if other and module.dynamic is not None and find_import(module, library.modules):
-        return module.dynamic
+    if other and module.dynamic and find_import(module, library.modules):
+        return module.dynamic[0]
     for attribute, stores in module.stored_attributes.items():
         for store in stores:
             own = isinstance(store.value, ast.Name) and store.value.id == "self"

@@ -118,12 +118,6 @@ class NameUses:
         if not isinstance(node, ast.alias):
             return False
         package = package_of(self._module_of(node))
-        if name == "*":
-            return package not in (
-                *NAMES["transform_packages"],
-                *NAMES["numerical_packages"],
-                *NAMES["training_packages"],
-            )
         others = self.script.bindings.get((self.script.scope_of(node), name), ())
         return any(
             isinstance(item.node, ast.alias)

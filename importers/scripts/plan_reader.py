@@ -368,6 +368,8 @@ class ScriptPlanReader(Quantities):
 
     def questions(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield what else of the script is not understood, with the reason."""
+        for node in self.script.dynamic:
+            yield node, "it may change or read what the text does not show"
         targets = getattr(self.script.parents[self.call], "targets", [None])
         used = slice(1, 2 if self.is_poisson is False else None)
         parts = targets[0].elts[used] if isinstance(targets[0], ast.Tuple) else targets

@@ -144,7 +144,7 @@ class Quantities:
             and node not in called
             and not self.script.comes_from(node, ("re",))
         )
-        return next(used, None) or self.script.dynamic_getattr
+        return next(used, None)
 
     def _matching_calls(self, call: Call) -> Iterator[ast.Call]:
         """Yield the calls with these names, except of methods of this file's own classes."""

@@ -64,8 +64,6 @@ def _counted_steps(values: Evaluator) -> list[ast.Call]:
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
                 raise Unreadable(node, "training may also step elsewhere")
             steps.append(call)
-    if values.script.dynamic_getattr is not None:
-        raise Unreadable(values.script.dynamic_getattr, "it may name any method")
     return steps
 
 
@@ -291,10 +289,6 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
                             return None
                 return _range_length(values, iterable, [first, *rest])
             return _iterations(values, first)
-        case ast.Call(func=ast.Name(id="zip"), args=parts):  # as long as the shortest
-            _require_own_name(values, iterable.func)
-            if sum(values.is_private_loader(part) for part in parts) == 1:
-                return None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             if not any(isinstance(item, ast.Starred) for item in items):
                 return len(items)
@@ -302,9 +296,7 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
             if values.is_private_loader(iterable):
                 return None
             made = _bound_value(values, iterable)
-            if made is not None and (
-                isinstance(made, ast.Call) or _is_fixed(values, made, iterable)
-            ):
+            if isinstance(made, ast.Call):
                 return _iterations(values, made)
     raise Unreadable(iterable, f"the number of iterations over {source_text(iterable)} is unknown")
 
@@ -326,18 +318,6 @@ def _bound_value(values: Evaluator, name: ast.expr) -> ast.expr | None:
         case ast.withitem(context_expr=ast.Call() as bar) if last_name(bar.func) in WRAPPERS:
             return bar  # a progress bar is what it opens
     return binding.value
-
-
-def _is_fixed(values: Evaluator, made: ast.expr, name: ast.expr) -> bool:
-    """Whether a name is bound to a literal sequence that loops alone read."""
-    script = values.script
-    return (
-        isinstance(made, ast.List | ast.Tuple)
-        and len(getattr(script.parents[made], "targets", ())) == 1
-        and script.dynamic is None
-        and all(getattr(script.parents[read], "iter", None) is read
-                for read in script.reads_of(last_name(name)))
-    )  # fmt: skip
 
 
 def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:

@@ -1,9 +1,8 @@
 """Parse a script, and index its scopes, the bindings of each name, and its calls.
 
 A binding is anything that gives a name a value: assignments, parameters, imports, loops,
-patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is listed, so that
-readers refuse what it may change. ``getattr`` and ``setattr`` with a constant name are rewritten
-as attributes, and ``f(x, out=y)`` as ``y = f(x, out=y)``. The script never runs.
+patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is listed, and asked about.
+``getattr`` and ``setattr`` with a constant name are rewritten as attributes. The script never runs.
 """
 
 from __future__ import annotations
@@ -24,6 +23,9 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SAME_OBJECT_WRAPPERS = NAMES["wrappers_of_the_same"]
 LAYER_PACKAGES = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
 """Packages of layers, losses and optimisers, which never step one themselves."""
+KNOWN_PACKAGES = (
+    *NAMES["transform_packages"], *NAMES["numerical_packages"], *NAMES["training_packages"],
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,41 +122,11 @@ class Script:
                 table[node.attr].append(node)
         return table
 
-    def stores_of_attribute(self, name: str, node: ast.AST) -> list[ast.Attribute]:
-        """Return where an attribute is set, but not of ``self`` in a class that is another."""
-        own = self._class_around(node)
-        stores = []
-        for store in self.stored_attributes.get(name, []):
-            other = self._class_around(store)
-            bases = [base for owner in (own, other) if owner is not None for base in owner.bases]
-            inherits = any(isinstance(getattr(self.binding_of(base), "node", None), ast.ClassDef)
-                           for base in bases)  # fmt: skip
-            if (
-                None in (own, other)
-                or own is other
-                or inherits
-                or not _is_name(store.value, "self")
-            ):
-                stores.append(store)
-        return stores
-
-    def _class_around(self, node: ast.AST) -> ast.ClassDef | None:
-        return next((o for o in self.ancestors(node) if isinstance(o, ast.ClassDef)), None)
-
     @cached_property
     def type_nodes(self) -> set[ast.AST]:
-        """Nodes that only name a type: in annotations, base classes and ``isinstance`` calls."""
-        roots: list[ast.AST | None] = []
-        for node in self.nodes:
-            match node:
-                case ast.arg(annotation=root) | ast.AnnAssign(annotation=root):
-                    roots.append(root)
-                case ast.FunctionDef(returns=root) | ast.AsyncFunctionDef(returns=root):
-                    roots.append(root)
-                case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, root]):
-                    roots.append(root)
-                case ast.ClassDef(bases=bases):
-                    roots += bases
+        """Nodes that only name a type: in annotations and base classes."""
+        roots = [getattr(node, "annotation", getattr(node, "returns", None)) for node in self.nodes]
+        roots += [base for node in self.nodes for base in getattr(node, "bases", ())]
         return {node for root in roots if root is not None for node in ast.walk(root)}
 
     @cached_property
@@ -176,44 +148,31 @@ class Script:
         return {name for item in aliases for name in (item.name, item.asname) if name}
 
     @cached_property
-    def dynamic(self) -> ast.AST | None:
-        """The first node that may bind names or set attributes that the text does not show."""
-        for node in self.nodes:
-            match node:
-                case ast.Name(id="setattr") if self._sets_a_namespace(node):
-                    continue
-                case ast.Name(id=name) if name in NAMES["dynamic_functions"]:
-                    return node
-                case ast.Name(id="vars") if not self._is_printed(node):
-                    return node
-                case ast.Attribute(attr=name) if name in NAMES["dynamic_attributes"]:
-                    if not (name == "__dict__" and self._is_looked_up(node)):
-                        return node
-                case ast.Attribute(attr="modules", value=base) if self.comes_from(base, ("sys",)):
-                    return node
-                case ast.alias(name="*") if not self._is_foreign(node):
-                    return node
-        return None
+    def dynamic(self) -> list[ast.AST]:
+        """What may bind names, or read or set attributes, that the text does not show."""
+        return [node for node in self.nodes if self._is_dynamic(node)]
 
-    def _sets_a_namespace(self, name: ast.AST) -> bool:
-        """Whether ``setattr`` is called on an object that only holds attributes."""
-        call = self.parents[name]
-        if not (isinstance(call, ast.Call) and call.func is name and call.args):
-            return False
-        made = self.value_of(call.args[0]) if isinstance(call.args[0], ast.Name) else None
-        return isinstance(made, ast.Call) and last_name(made.func) in (
-            "SimpleNamespace",
-            "Namespace",
-        )
-
-    @cached_property
-    def dynamic_getattr(self) -> ast.AST | None:
-        """The first ``getattr`` that may read any attribute, except of a layer package."""
-        uses = (n for n in self.nodes if isinstance(n, ast.Name) and n.id == "getattr")
-        calls = (self.parents[use] for use in uses)
-        own = (c for c in calls if not (isinstance(c, ast.Call) and c.args
-               and self.comes_from(c.args[0], LAYER_PACKAGES)))  # fmt: skip
-        return next(own, None)
+    def _is_dynamic(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Name(id="getattr"):
+                call = self.parents[node]
+                passed = call.args if isinstance(call, ast.Call) else []
+                return not (passed and self.comes_from(passed[0], LAYER_PACKAGES))
+            case ast.Name(id="vars"):
+                return not self._is_printed(self.parents[node])
+            case ast.Name(id=name):
+                return name in NAMES["dynamic_functions"]
+            case ast.Attribute(attr="__dict__"):
+                return not self._is_printed(node)
+            case ast.Attribute(attr="modules", value=base):
+                return self.comes_from(base, ("sys",))
+            case ast.Attribute(attr=name):
+                return name in NAMES["dynamic_attributes"]
+            case ast.alias(name="*"):
+                statement = self.parents[node]
+                package = package_of(getattr(statement, "module", None) or "")
+                return package not in KNOWN_PACKAGES or self.parents[statement] is not self.tree
+        return False
 
     @cached_property
     def star_import_lines(self) -> list[int]:
@@ -221,52 +180,18 @@ class Script:
         return [node.lineno for node in self.nodes
                 if isinstance(node, ast.alias) and node.name == "*"]  # fmt: skip
 
-    def _is_foreign(self, star: ast.AST) -> bool:
-        """Whether a star import is of another project's module, at the top level of the script."""
-        statement = self.parents[star]
-        if not isinstance(statement, ast.ImportFrom) or statement.level or self.folder is None:
-            return False
-        if any(
-            isinstance(outer, (ast.For, ast.While, *FUNCTIONS)) for outer in self.ancestors(star)
-        ):
-            return False
-        package = package_of(statement.module or "")
-        places = [self.folder / place / package for place in (".", "..", "../..")]
-        return not any(place.is_dir() or place.with_suffix(".py").exists() for place in places)
-
-    def _is_looked_up(self, node: ast.Attribute) -> bool:
-        """Whether ``__dict__`` is only unpacked, or that of an imported module only read."""
-        outer = self.parents[node]
-        if _is_unpacked(outer, node):
-            return True
-        base = node.value
-        if not isinstance(base, ast.Name) or not isinstance(
-            getattr(outer, "ctx", None) if isinstance(outer, ast.Subscript) else ast.Load(),
-            ast.Load,
-        ):
-            return False
-        bindings = self.bindings_of(base)
-        imported = bool(bindings) and all(isinstance(b.node, ast.alias) for b in bindings)
-        return imported and isinstance(outer, ast.Subscript | ast.comprehension)
-
-    def _is_printed(self, name: ast.AST) -> bool:
-        """Whether ``vars(...)`` is only printed, unpacked or read."""
-        call = self.parents[name]
-        outer = self.parents.get(call)
-        if not isinstance(call, ast.Call) or call.func is not name:
-            return False
-        if isinstance(outer, ast.FormattedValue) or _is_unpacked(outer, call):
-            return True
+    def _is_printed(self, names: ast.AST) -> bool:
+        """Whether the attributes of an object, as of ``vars(...)``, are only read or unpacked."""
+        outer = self.parents[names]
         if isinstance(outer, ast.Attribute):
             return outer.attr in NAMES["reading_methods"]
+        if isinstance(outer, ast.keyword) and outer.arg is None:
+            return True
         while isinstance(outer, ast.keyword | ast.Dict | ast.List | ast.Tuple):
             outer = self.parents[outer]
-        if not isinstance(outer, ast.Call) or call is outer.func:
-            return False
-        return (
-            isinstance(outer.func, ast.Name | ast.Attribute)
-            and last_name(outer.func) in NAMES["printers"]
-        )
+        if isinstance(outer, ast.Call):
+            return names is not outer.func and last_name(outer.func) in {*NAMES["printers"]}
+        return isinstance(outer, ast.FormattedValue)
 
     def resolve(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:
         """Return the scope that binds ``name`` as seen from ``scope``, and its bindings there."""
@@ -446,7 +371,7 @@ def replace_child(outer: ast.AST, node: ast.AST, other: ast.AST) -> None:
 
 
 def _normalized(node: ast.AST) -> ast.AST:
-    """Rewrite ``getattr``, ``setattr`` and ``out=`` calls as attributes and assignments."""
+    """Rewrite ``getattr`` and ``setattr`` calls as attributes and assignments."""
     match node:
         case ast.Call(func=ast.Name(id="vars"), args=[ast.Call(func=ast.Attribute() as made)]) if (
             made.attr == "parse_args"
@@ -461,11 +386,7 @@ def _normalized(node: ast.AST) -> ast.AST:
                 func=ast.Name(id="setattr"), args=[base, ast.Constant(value=str(name)), value]
             )
         ) if name.isidentifier():
-            target: ast.expr = ast.Attribute(base, name, ast.Store())
-        case ast.Expr(
-            value=ast.Call(keywords=[*_, ast.keyword(arg="out", value=ast.Name(id=name))]) as value
-        ):
-            target = ast.Name(name, ast.Store())
+            target = ast.Attribute(base, name, ast.Store())
         case _:
             return node
     ast.copy_location(target, node)
@@ -483,16 +404,6 @@ def assigned_to(script: Script, target: ast.AST) -> ast.expr | None:
         ):
             return next(value for name, value in zip(names, values, strict=True) if name is target)
     return None
-
-
-def _is_unpacked(outer: ast.AST | None, inner: ast.AST) -> bool:
-    """Whether ``inner`` is unpacked by ``**`` into a call or dictionary."""
-    match outer:
-        case ast.keyword(arg=None):
-            return True
-        case ast.Dict(keys=keys, values=values) if inner in values:
-            return keys[values.index(inner)] is None
-    return False
 
 
 def root_of(node: ast.expr) -> ast.expr:

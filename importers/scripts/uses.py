@@ -45,8 +45,7 @@ def find_uses(
     """
     questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
     values, script = kinds.values, kinds.script
-    known = script.dynamic is None and script.dynamic_getattr is None
-    followed = known and is_reached(script, call)
+    followed = not script.dynamic and is_reached(script, call)
     for node, why in (*Uses(kinds, draws_lots=draws_lots).open_uses(), *others):
         line = getattr(node, "lineno", call.lineno)
         if (

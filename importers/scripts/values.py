@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import math
 import operator
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,15 +54,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def _rounded(number: float, digits: int | None = None) -> float:
-    """Round a number; raises ``ValueError`` for digits that no float has."""
-    if digits is not None and abs(digits) > sys.float_info.max_10_exp:
-        raise ValueError("it rounds to too many digits")
-    return round(number, digits)
-
-
 BUILTINS: dict[str, Callable[..., Any]] = {
-    "float": float, "int": int, "bool": bool, "abs": abs, "min": min, "max": max, "round": _rounded,
+    "float": float, "int": int, "bool": bool, "abs": abs, "min": min, "max": max,
 }  # fmt: skip
 MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
@@ -253,9 +245,6 @@ class Evaluator:
             bindings = [
                 b for b in bindings if self.private_statement not in self.script.ancestors(b.node)
             ]
-        if self.script.dynamic is not None:
-            line = getattr(self.script.dynamic, "lineno", "?")
-            raise Unreadable(node, f"line {line} may bind any name while the script runs")
         line = getattr(bindings[0].node, "lineno", 0) if bindings else 0
         if scope is self.script.tree and any(star > line for star in self.script.star_import_lines):
             raise Unreadable(node, f"a star import may bind {node.id}")
@@ -500,7 +489,7 @@ class Evaluator:
             )
 
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
-        stores = self.script.stores_of_attribute(name, node)
+        stores = self.script.stored_attributes.get(name, ())
         if len(stores) != 1:
             times = f"{len(stores)} times" if stores else "nowhere in this file"
             raise Unreadable(node, f"self.{name} is set {times}")

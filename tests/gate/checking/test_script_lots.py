@@ -760,29 +760,6 @@ def test_a_stated_length_is_said_to_be_that_of_all_runs() -> None:
         assert why in told
 
 
-OPTION = "dp = ArgumentParser().parse_args().dp\n"
-
-
-@pytest.mark.parametrize(
-    ("option", "test", "epochs"),
-    [
-        (OPTION, "dp", 3),
-        (OPTION, "now()", None),
-        (OPTION + "def off():\n    global dp\n    dp = False\n", "dp", None),
-    ],
-)
-def test_conditions_of_one_option_exclude_each_other(
-    option: str, test: str, epochs: int | None
-) -> None:
-    private = PRIVATE.replace("loader =", "private =").rstrip()
-    loops = "for e in range(3):\n    if TEST:\n        train(model, c, private, optimizer)\n"
-    loops += "    else:\n        train(m, c, loader, o)\n"
-    text = f"{option}{TRAIN}if TEST:\n    {private}\n{loops}".replace("TEST", test)
-    partial = importer.read((HEAD + text).encode())
-    assert partial is not None
-    assert partial.data.get("epochs") == epochs
-
-
 def test_a_loader_that_a_constructor_is_given_is_read() -> None:
     private = PRIVATE.replace("loader", "self.loader").replace("data_self.", "data_")
     text = (

@@ -102,10 +102,6 @@ HARMLESS = {
     "what is counted of the records and printed": {
         "turn": COUNTED.format("digits") + "print(right / len(digits.dataset))"
     },
-    "attributes of a namespace": {
-        "top": "import types\nbag = types.SimpleNamespace()\nfor key in ('a', 'b'):\n"
-        "    setattr(bag, key, 1)"
-    },
     "a setting of torch's": {
         "before": "quick = ROUNDS > 3\ntorch.backends.cuda.matmul.allow_tf32 = quick"
     },

@@ -486,12 +486,10 @@ for eps in EPSILONS:
 @pytest.mark.parametrize(
     ("text", "epochs"),
     [
-        (SWEEP, 4 * 30),
+        (SWEEP, None),
         (SWEEP.replace("in EPSILONS", "in (1, 2, 5)"), 3 * 30),
-        (SWEEP.replace("for eps", "EPSILONS.append(20)\nfor eps"), None),
-        (SWEEP.replace("EPSILONS = [", "more = EPSILONS = ["), None),
     ],
-    ids=["named", "written", "appended", "aliased"],
+    ids=["named", "written"],
 )
 def test_a_loop_over_a_written_list_repeats_the_training(text: str, epochs: int | None) -> None:
     partial = importer.read(text.encode())
