@@ -7,16 +7,13 @@ except documentation. What the words do is not followed, so that they leave the 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from affidavit.plan import read_inside
 
@@ -134,41 +131,22 @@ def find_mention(folder: Path | None, name: str | None, variable: str) -> str | 
     return None
 
 
-def yaml_of(text: str) -> Any:
-    """Parse a YAML text; raises ``ValueError``."""
-    try:
-        return YAML(typ="safe").load(text)
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(type(error).__name__) from None
-
-
 def _files(folder: Path, most: int = MAX_FILES) -> Iterator[str]:
     """Yield the files that may launch the script, ``most`` of them at most."""
-    seen: set[str] = set()
+    seen: dict[str, None] = {}
     root = Path.cwd().resolve()
     for place in SEARCH_FOLDERS:
         at = (folder / place).resolve()
-        if not at.is_relative_to(root) or not at.is_dir():
-            continue
-        below = (path for path in _paths_in(str(at)) if not os.path.basename(path).startswith("."))
-        for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
-            for file in _files_in(inner):
-                if file in seen:
-                    continue
-                seen.add(file)
-                if len(seen) > most:
-                    return
-                yield file
+        if at.is_relative_to(root):
+            below = [path for path in _paths_in(str(at)) if os.path.basename(path)[0] != "."]
+            for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
+                seen |= dict.fromkeys(_paths_in(inner))
+    yield from itertools.islice(filter(os.path.isfile, seen), most)
 
 
 def _paths_in(folder: str) -> tuple[str, ...]:
-    """Return the sorted paths in a folder, or nothing if it is none."""
+    """Return the sorted paths of what may launch a script in a folder, or nothing if it is none."""
     return _listed(folder, *_version(folder))
-
-
-def _files_in(folder: str) -> tuple[str, ...]:
-    """Return the sorted paths of the files in a folder that may launch a script."""
-    return _listed_files(folder, *_version(folder))
 
 
 def _version(path: str) -> tuple[int, ...]:
@@ -184,18 +162,11 @@ def _version(path: str) -> tuple[int, ...]:
 def _listed(folder: str, *_: int) -> tuple[str, ...]:
     """List a folder once, because each script in or below it searches it."""
     try:
-        return tuple(os.path.join(folder, name) for name in sorted(os.listdir(folder)))
+        names = sorted(os.listdir(folder))
     except OSError:
         return ()
-
-
-@lru_cache(maxsize=MAX_FILES)
-def _listed_files(folder: str, *version: int) -> tuple[str, ...]:
-    return tuple(
-        path
-        for path in _listed(folder, *version)
-        if os.path.splitext(path)[1].lower() not in NON_LAUNCH_SUFFIXES and os.path.isfile(path)
-    )
+    kept = (name for name in names if os.path.splitext(name)[1].lower() not in NON_LAUNCH_SUFFIXES)
+    return tuple(os.path.join(folder, name) for name in kept)
 
 
 def option_name(word: str) -> str:

@@ -1,28 +1,26 @@
 """Read where scripts take their settings from.
 
 Defaults of ``argparse`` and absl flags; fields of dataclasses and plain classes;
-``SimpleNamespace``; ``os.environ`` with a default; sizes of well-known data sets.
-``settings_files`` reads files beside the script. A default is what runs unless something overrides
-it; the report says that it was read.
+``SimpleNamespace``; ``os.environ`` with a default; JSON and YAML files beside the script; sizes of
+well-known data sets. A default is what runs unless something overrides it; the report says that it
+was read.
 """
 
 from __future__ import annotations
 
 import ast
+import json
+from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import option_name
-from affidavit.importers.scripts.settings_files import (
-    read_settings_file,
-)
 from affidavit.importers.scripts.syntax import Script, keywords_of, last_name
-from affidavit.importers.scripts.values import (
-    Evaluator,
-    Record,
-    Unreadable,
-    source_text,
-)
+from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
+from affidavit.plan import read_inside
 
 SAFE_PARSER_ARGUMENTS = frozenset(NAMES["safe_parser_arguments"])
 FLAGS = frozenset(NAMES["flags"])
@@ -40,6 +38,9 @@ VISION_PACKAGES = ("torchvision",)
 TRAINING_SET_SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
          "CIFAR100": 50_000}  # fmt: skip
 """Sizes of torchvision's training sets."""
+MAX_FILE = 1 << 20
+MAX_VALUES = 100_000
+MAX_DEPTH = 50
 
 
 def read_argparse(values: Evaluator, call: ast.Call) -> Any:
@@ -337,6 +338,59 @@ def _record_count(values: Evaluator, call: ast.Call, node: ast.expr) -> int:
     if size is None or train is None or values.known_value(train) is not True or cut:
         raise Unreadable(made, "it is not a whole training set of a known size")
     return size
+
+
+def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
+    """Read ``json.load(open(...))``, ``yaml.safe_load(...)`` or ``OmegaConf.load("...")``.
+
+    Raises ``Unreadable``.
+    """
+    text = ast.unparse(call.func)
+    if text in ("open", "Path", "pathlib.Path") and call.args:
+        return Record("file", {"": values.evaluate(call.args[0])})
+    if text not in ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "OmegaConf.load"):
+        return None
+    source = next(iter(call.args), call)
+    while isinstance(source, ast.Call) and last_name(source.func) in ("read", "read_text", "open"):
+        own = source.func.value if isinstance(source.func, ast.Attribute) else None
+        source = own or next(iter(source.args), call)
+    opened = values.evaluate(source) if source is not call else None
+    name = str(opened.fields.get("") if isinstance(opened, Record) else opened)
+    if values.script.folder is None:
+        raise Unreadable(call, f"{name} cannot be read from here")
+    try:
+        raw = read_inside(values.script.folder / name, Path.cwd(), MAX_FILE)
+        if len(raw) > MAX_FILE:
+            raise Unreadable(call, f"{name} is longer than {MAX_FILE >> 20} MiB")
+        content = raw.decode("utf-8")
+        is_json = name.endswith(".json")
+        document = json.loads(content) if is_json else YAML(typ="safe").load(content)
+    except (OSError, ValueError, RecursionError, YAMLError) as error:
+        why = f"{name} beside the script cannot be read: {type(error).__name__}"
+        raise Unreadable(call, why) from None
+    if not isinstance(document, dict) or not _is_small(document):
+        raise Unreadable(call, f"{name} is not a mapping, or too large, or refers to itself")
+    return _as_record(document)
+
+
+def _is_small(document: Any) -> bool:
+    """Whether a document stays within the size and depth limits with aliases expanded."""
+    count, parts = 0, [(document, 0)]
+    while parts:
+        part, depth = parts.pop()
+        count += 1
+        if count > MAX_VALUES or depth > MAX_DEPTH:
+            return False
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        parts += [(item, depth + 1) for item in inner]
+    return True
+
+
+def _as_record(document: Any) -> Any:
+    """Convert a document to nested records."""
+    if isinstance(document, dict):
+        return Record("file", {key: _as_record(value) for key, value in document.items()})
+    return document
 
 
 READERS = (
