@@ -41,7 +41,7 @@ MAX_DENSE_STEPS = 1024
 """The most steps for which a dense strategy is optimised."""
 GROUP_COUNTS = (2, 4, 8, 16, 32, 64, 128)
 """The numbers of groups tried for cyclic Poisson sampling; a banded strategy has as many bands."""
-BISR_BANDS = 64
+BIFR_BANDS, INVERSE_BANDS = 64, 4
 BLT_BUFFERS = 2
 FREE_NOISE_RATIO = 1.001
 """Truncating lots is called free up to this ratio to the noise of lots that are not truncated."""
@@ -251,8 +251,12 @@ def _fixed_order(query: _Query) -> Iterator[MechanismCost]:
     workload = Correlation(plan=query.plan, index=0).workload
     best = round(best_lambda(query.steps, workload, turns), 6)
     yield query.row("bidiagonal", {"kind": "bidiagonal", "lambda": best}, scheme="cyclic")
-    bands = min(BISR_BANDS, query.steps)
-    yield query.row(f"BISR-{bands}", {"kind": "bisr", "bands": bands}, scheme="cyclic")
+    for label, kind, most in (
+        ("BandInvMF", "banded_inverse", INVERSE_BANDS),
+        ("BIFR", "bifr", BIFR_BANDS),
+    ):
+        bands = min(most, query.steps)
+        yield query.row(f"{label}-{bands}", {"kind": kind, "bands": bands}, scheme="cyclic")
     blt = {"kind": "blt", "buffers": BLT_BUFFERS}
     yield query.row(f"BLT-{BLT_BUFFERS}", blt, scheme="cyclic")
     if query.steps <= MAX_DENSE_STEPS:

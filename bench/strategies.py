@@ -34,10 +34,16 @@ from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
 from affidavit.mechanisms.strategies.optimal.dense import optimal_dense
 from affidavit.mechanisms.strategies.optimal.toeplitz import (
+    best_gamma,
     optimal_banded_inverse,
     optimal_toeplitz,
 )
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_inverse_root, square_root
+from affidavit.mechanisms.strategies.toeplitz import (
+    Toeplitz,
+    banded_inverse_fractional_root,
+    banded_inverse_root,
+    square_root,
+)
 
 ONCE = Participation.single()
 
@@ -177,6 +183,9 @@ def thousand_steps() -> None:
     families: dict[str, Callable[[], Strategy]] = {
         "bidiagonal, best λ": lambda: Bidiagonal.of(best_lambda(steps, workload, epochs), steps),
         "BISR, 64 bands": lambda: banded_inverse_root(steps, bands=64),
+        "BIFR, 64 bands": lambda: banded_inverse_fractional_root(
+            steps, bands=64, gamma=best_gamma(steps, workload, epochs, bands=64)
+        ),
         "banded inverse, 4": lambda: Toeplitz.from_noise(
             optimal_banded_inverse(steps, workload, epochs, bands=4), steps
         ),

@@ -167,6 +167,23 @@ class SquareRoot(NoiseForm):
             )
 
 
+class FractionalRoot(NoiseForm):
+    """N has the first ``bands`` coefficients of A^-γ, A the workload at a constant rate.
+
+    γ = 1/2 is ``bisr``. γ is optimised for the workload if it is not given.
+    """
+
+    kind: Literal["bifr"]
+    bands: Bands
+    gamma: Annotated[Real, Field(gt=0, le=1)] | None = None
+    examples = ({"kind": "bifr", "bands": 3}, {"kind": "bifr", "bands": 3, "gamma": 0.8})
+
+    @property
+    def depends_on_steps(self) -> bool:
+        """Whether γ is optimised."""
+        return self.gamma is None
+
+
 class BufferedLinearToeplitz(NoiseForm):
     """BLT with given decays θ and scales ω, or with a number of optimised buffers.
 
@@ -338,6 +355,7 @@ FORMS: tuple[type[NoiseForm], ...] = (
     Toeplitz,
     ToeplitzInverse,
     SquareRoot,
+    FractionalRoot,
     BufferedLinearToeplitz,
     Dense,
     Tree,

@@ -5,11 +5,11 @@ the fields of the plan, builds itself, and says whether it depends on the number
 and one entry point of the group ``affidavit.strategies`` add it to plans, their JSON Schema, the
 certified sensitivity and the noise of the trainer.
 
-What a plan leaves to be optimised (λ, buffers, bands, a dense matrix) is optimised for the workload
-and the participation, deterministically, and stored (``store``) so that it can be loaded again bit
-for bit. The certified sensitivity is always that of the resulting strategy, so a search that ends
-early costs accuracy and never privacy. The banded strategy has its columns normalised to 1, so
-participations at least b̂ apart cost √k.
+What a plan leaves to be optimised (λ, γ, buffers, bands, a dense matrix) is optimised for the
+workload and the participation, deterministically, and stored (``store``) so that it can be loaded
+again bit for bit. The certified sensitivity is always that of the resulting strategy, so a search
+that ends early costs accuracy and never privacy. The banded strategy has its columns normalised
+to 1, so participations at least b̂ apart cost √k.
 
 References: those of each kind's module and of ``affidavit.mechanisms.strategies.optimal``.
 """
@@ -36,6 +36,7 @@ from affidavit.mechanisms.strategies.optimal.dense import (
     optimal_dense,
 )
 from affidavit.mechanisms.strategies.optimal.toeplitz import (
+    best_gamma,
     best_lambda,
     optimal_banded_inverse,
     optimal_toeplitz,
@@ -49,6 +50,7 @@ from affidavit.mechanisms.strategies.strategy import (
 )
 from affidavit.mechanisms.strategies.toeplitz import (
     Toeplitz,
+    banded_inverse_fractional_root,
     banded_inverse_root,
     banded_root,
     identity,
@@ -150,6 +152,21 @@ def _banded_inverse(noise: Any, at: Setting) -> Strategy:
     return Toeplitz.from_noise(arrays["noise"], at.steps, kind="banded_inverse")
 
 
+def _fractional_root(noise: Any, at: Setting) -> Strategy:
+    """Return the banded inverse of the workload's γ-th root, with the γ of the plan or the best."""
+    power = noise.gamma
+    if power is None:
+
+        def search() -> Arrays:
+            best = best_gamma(at.steps, at.workload, at.participation, bands=noise.bands)
+            return {"gamma": np.array(best)}
+
+        power = float(_stored(at, {"kind": "bifr", "bands": noise.bands}, search)["gamma"])
+    return banded_inverse_fractional_root(
+        at.steps, bands=noise.bands, gamma=power, momentum=at.workload.momentum
+    )
+
+
 def _banded(noise: Any, at: Setting) -> Strategy:
     """Return C with the best ``bands`` diagonals, columns of norm 1; Toeplitz for many steps."""
     many = at.steps > MAX_OPTIMISED
@@ -210,6 +227,7 @@ BUILDERS: dict[str, Callable[[Any, Setting], Strategy]] = {
     "bisr": lambda noise, at: banded_inverse_root(
         at.steps, bands=noise.bands, momentum=at.workload.momentum
     ),
+    "bifr": _fractional_root,
     "banded": _banded,
     "banded_inverse": _banded_inverse,
     "blt": _blt,

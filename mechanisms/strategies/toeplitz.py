@@ -20,6 +20,7 @@ array([1.   , 0.5  , 0.25 , 0.125])
 * ``sqrt``: C = A^(1/2), all coefficients.
 * ``bsr``: its first b̂ coefficients, so C is banded.
 * ``bisr``: the first b̂ coefficients of N = A^(-1/2), so the *inverse* is banded.
+* ``bifr``: those of N = A^-γ; few bands want a γ above 1/2.
 
 Learning rates are ignored, because a Toeplitz strategy cannot follow them.
 
@@ -36,8 +37,8 @@ array([ 1. , -0.5,  0. ,  0. ])
 
 References: Choquette-Choo et al., arXiv:2306.08153 (banded Toeplitz); Fichtenberger, Henzinger and
 Upadhyay, arXiv:2202.11205 (square roots); Kalinin and Lampert, arXiv:2405.13763 (BSR, momentum);
-Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse);
-``docs/theorems/correlated-noise.md``.
+Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); Kalinin, Rehn, Andersson,
+Honkela and Lampert, arXiv:2605.18379 (γ); ``docs/theorems/correlated-noise.md``.
 """
 
 from __future__ import annotations
@@ -274,6 +275,13 @@ def banded_root(steps: int, *, bands: int, momentum: float = 0.0) -> Toeplitz:
 def banded_inverse_root(steps: int, *, bands: int, momentum: float = 0.0) -> Toeplitz:
     """Return BISR: N has the first ``bands`` coefficients of A^(-1/2)."""
     return Toeplitz.from_noise(_root(min(bands, steps), momentum, 0.5), steps, kind="bisr")
+
+
+def banded_inverse_fractional_root(
+    steps: int, *, bands: int, gamma: float, momentum: float = 0.0
+) -> Toeplitz:
+    """Return γ-BIFR: N has the first ``bands`` coefficients of A^-γ; ``gamma`` is in (0, 1]."""
+    return Toeplitz.from_noise(_root(min(bands, steps), momentum, gamma), steps, kind="bifr")
 
 
 def _root(length: int, momentum: float, power: float) -> Array:

@@ -1,4 +1,4 @@
-"""Optimal strategies of one column: Toeplitz, with a banded inverse, and the best λ.
+"""Optimal strategies of one column: Toeplitz, with a banded inverse, and the best λ and γ.
 
 ``optimal_toeplitz`` and ``optimal_banded_inverse`` minimise error times sensitivity (``loss``) by
 L-BFGS, from the square root of the workload or its inverse, with coefficients relative to those of
@@ -21,10 +21,17 @@ The product is not convex: a grid that is dense towards 1 is evaluated and its m
 >>> round(best_lambda(1000, Workload(), epochs), 3)
 0.953
 
+``best_gamma`` searches γ of a banded inverse A^-γ in the same way. With two bands and no momentum,
+γ is λ.
+
+>>> round(best_gamma(1000, Workload(), epochs, bands=4), 3)
+0.897
+
 References: McKenna, arXiv:2405.15913; Choquette-Choo et al., arXiv:2306.08153; Kalinin,
 McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); Fichtenberger, Henzinger
 and Upadhyay, arXiv:2202.11205 (the start); Wang, *An Optimization View of DP LLM Fine-tuning*,
-Theorems 7 and 9; Kalinin, McKenna, Pagh and Lampert, arXiv:2601.22334 (one scalar λ).
+Theorems 7 and 9; Kalinin, McKenna, Pagh and Lampert, arXiv:2601.22334 (one scalar λ); Kalinin,
+Rehn, Andersson, Honkela and Lampert, arXiv:2605.18379 (γ).
 """
 
 from __future__ import annotations
@@ -43,7 +50,11 @@ from affidavit.mechanisms.strategies.optimal.loss import (
     with_unit_rate,
 )
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.toeplitz import banded_inverse_root, banded_root
+from affidavit.mechanisms.strategies.toeplitz import (
+    banded_inverse_fractional_root,
+    banded_inverse_root,
+    banded_root,
+)
 from affidavit.mechanisms.strategies.workload import Workload
 
 MAX_ITERATIONS, MIN_ITERATIONS = 1000, 10
@@ -158,16 +169,48 @@ def best_lambda(steps: int, workload: Workload, participation: Participation) ->
     def loss(rate: float) -> float:
         return error(rate) * Bidiagonal.of(rate, steps).sensitivity(participation).value ** 2
 
+    return _least(loss, GRID)
+
+
+GAMMAS = np.concatenate([np.linspace(0.1, 0.9, 9), 1 - np.geomspace(0.1, 1e-9, 25)[1:], [1.0]])
+"""Values of γ that are evaluated first."""
+
+
+def best_gamma(
+    steps: int, workload: Workload, participation: Participation, *, bands: int
+) -> float:
+    """Return γ in [0.1, 1] with the least error times sensitivity, in O(T · bands).
+
+    Raises ``TooLarge`` for learning rates over too many steps.
+    """
+    width = min(bands, steps)
+    if width == 1:
+        return 0.5  # N is the identity for every γ
+    loss = ToeplitzLoss.of(
+        steps=steps, workload=workload, participation=participation, noise_bands=width
+    )
+
+    def of_root(power: float) -> float:
+        root = banded_inverse_fractional_root(
+            width, bands=width, gamma=power, momentum=workload.momentum
+        )
+        return loss.of_noise(root.noise_coefficients)[0]
+
+    return _least(of_root, GAMMAS)
+
+
+def _least(loss: Callable[[float], float], grid: Array) -> float:
+    """Return the point with the least loss, 1 - point in ``LAMBDA_DIGITS`` digits."""
     from scipy.optimize import minimize_scalar  # imports slowly
 
-    losses = [loss(float(rate)) for rate in GRID]
-    best, least = float(GRID[int(np.argmin(losses))]), min(losses)
-    for index in range(len(GRID)):
-        left, right = max(index - 1, 0), min(index + 1, len(GRID) - 1)
+    losses = [loss(float(rate)) for rate in grid]
+    best, least = float(grid[int(np.argmin(losses))]), min(losses)
+    for index in range(len(grid)):
+        left, right = max(index - 1, 0), min(index + 1, len(grid) - 1)
         if losses[index] > min(losses[left], losses[right]):
             continue
         minimum = minimize_scalar(
-            loss, bounds=(GRID[left], GRID[right]), method="bounded", options={"xatol": 1e-12}
+            loss, bounds=(grid[left], grid[right]), method="bounded", options={"xatol": 1e-12}
         )
         if minimum.fun < least:
             best, least = float(minimum.x), float(minimum.fun)

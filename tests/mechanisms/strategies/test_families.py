@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.participation import Participation
@@ -21,6 +22,7 @@ from affidavit.mechanisms.strategies.sensitivity import Unaffordable
 from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge, column_norms, gram
 from affidavit.mechanisms.strategies.toeplitz import (
     Toeplitz,
+    banded_inverse_fractional_root,
     banded_inverse_root,
     banded_root,
     identity,
@@ -226,6 +228,25 @@ def test_the_square_root_squares_to_the_workload(momentum: float) -> None:
     banded = banded_root(STEPS, bands=3, momentum=momentum)
     assert banded.strategy_coefficients[:3] == pytest.approx(root[:3, 0])
     assert banded.bands == 3
+
+
+@pytest.mark.parametrize("bands", [2, 3, 7])
+@pytest.mark.parametrize("gamma", [0.2, 0.5, 0.8, 1.0])
+def test_fractional_roots_lie_between_known_families_and_their_sensitivity_is_exact(
+    gamma: float, bands: int
+) -> None:
+    root = banded_inverse_fractional_root(STEPS, bands=bands, gamma=gamma)
+    if gamma == 0.5:
+        square = banded_inverse_root(STEPS, bands=bands)
+        assert np.array_equal(root.noise_coefficients, square.noise_coefficients)
+    if bands == 2:
+        one = Bidiagonal.of(gamma, STEPS)
+        assert root.noise_matrix() == pytest.approx(one.noise_matrix())
+        assert root.sensitivity(EPOCHS).value == pytest.approx(one.sensitivity(EPOCHS).value)
+    for separation in (1, 3):
+        at = Participation.min_separation(participations=4, separation=separation)
+        assert root.sensitivity(at).exact
+        assert root.sensitivity(at).value == pytest.approx(bound(root.strategy_matrix(), at))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 8, 100, 1023, 1024, 10**6])

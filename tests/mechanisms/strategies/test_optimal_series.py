@@ -25,6 +25,7 @@ from affidavit.mechanisms.strategies.optimal.loss import (
     UnsupportedObjective,
 )
 from affidavit.mechanisms.strategies.optimal.toeplitz import (
+    best_gamma,
     best_lambda,
     optimal_banded_inverse,
     optimal_toeplitz,
@@ -32,7 +33,11 @@ from affidavit.mechanisms.strategies.optimal.toeplitz import (
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.registry import Setting, build
 from affidavit.mechanisms.strategies.strategy import TooLarge
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_root
+from affidavit.mechanisms.strategies.toeplitz import (
+    Toeplitz,
+    banded_inverse_fractional_root,
+    banded_root,
+)
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan.strategies import BufferedLinearToeplitz
 from tests.mechanisms.strategies import brute_force
@@ -280,6 +285,24 @@ class TestBandedInverse:
             column = optimal_banded_inverse(200, Workload(), ONCE, bands=bands)
             losses.append(slow_loss(np.linalg.inv(lower(column, 200)), Workload(), ONCE))
         assert np.all(np.diff(losses) < 0)
+
+
+class TestFractionalRoot:
+    def test_two_bands_are_the_best_lambda(self) -> None:
+        best = best_gamma(30, Workload(), FEW[1], bands=2)
+        assert best == pytest.approx(best_lambda(30, Workload(), FEW[1]), abs=1e-4)
+
+    @pytest.mark.parametrize("workload", WORKLOADS)
+    def test_no_gamma_is_better(self, workload: Workload) -> None:
+        def loss(power: float) -> float:
+            root = banded_inverse_fractional_root(
+                24, bands=4, gamma=power, momentum=workload.momentum
+            )
+            return slow_loss(root.strategy_matrix(), workload, FEW[1])
+
+        best = loss(best_gamma(24, workload, FEW[1], bands=4))
+        assert all(best <= loss(power) * (1 + 1e-6) for power in np.linspace(0.1, 1, 46))
+        assert best < 0.999 * loss(0.5)
 
 
 class TestBuffered:
