@@ -145,10 +145,17 @@ EXACT_NOISE = (
 
 def assumptions_of(lowered: Lowered) -> tuple[str, ...]:
     """Return the assumptions of the guarantee beside the trainer's obligations."""
+    data = lowered.plan.dataset
+    ownership = (
+        ""
+        if data.users_per_record is None
+        else f": in the contents of all the user's records, of which each belongs to up to "
+        f"{data.users_per_record} users; who owns which record is public, not protected, and the "
+        "same in both"
+    )
     return (
         "every intermediate model may be released (trajectory: all_iterates)",
-        f"neighbouring data sets differ in one {lowered.plan.dataset.unit} "
-        f"({lowered.plan.adjacency})",
+        f"neighbouring data sets differ in one {data.unit} ({lowered.plan.adjacency}){ownership}",
         EXACT_NOISE
         if all(phase.has_exact_noise for phase in lowered.plan.phases)
         else "noise is exactly Gaussian; floating-point noise is not modelled",

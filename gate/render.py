@@ -249,7 +249,11 @@ def _guarantee_lines(predicate: Mapping[str, Any]) -> Iterator[str]:
         return
     unit = f"one {guarantee['unit']}"
     neighbours = NEIGHBOURS.get(guarantee["adjacency"], "{unit}").format(unit=unit)
-    yield f"protects: {unit}; neighbouring data sets: {neighbours} ({guarantee['adjacency']})"
+    is_shared = (predicate["plan"].get("dataset") or {}).get("users_per_record") is not None
+    yield (
+        f"protects: {unit}; neighbouring data sets: {neighbours} ({guarantee['adjacency']})"
+        + ", with the same public owners of each record" * is_shared
+    )
     level = guarantee.get("confidence")
     confidence = "" if level is None else f", with confidence {level}"
     epsilon, delta = _bounds("ε", guarantee["epsilon"]), _bounds("δ", guarantee["delta"])

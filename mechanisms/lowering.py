@@ -217,7 +217,8 @@ def _single_record_run(plan: Plan) -> Lowered | None:
     elif is_replaced and plan.dataset.records_per_unit == 1:
         return None  # samples of an order have bounds of a replaced record
     document = with_fields(as_document(plan), adjacency=adjacency, unit="example")
-    document["dataset"].pop("contributions_per_user", None)
+    for field in ("contributions_per_user", "users_per_record"):
+        document["dataset"].pop(field, None)
     try:
         return lower(plan_from(document))
     except (MalformedPlan, RefusedPlan):
@@ -231,6 +232,8 @@ def lower(plan: Plan) -> Lowered:
     reasons += optimiser.find_mismatches(plan)
     if plan.dataset.size is not None and plan.dataset.records_per_unit > plan.dataset.size:
         raise RefusedPlan(*reasons, _user_above_data_set(plan))
+    if plan.dataset.users_per_record is not None and plan.adjacency == "add_remove":
+        raise RefusedPlan(*reasons, _removal_of_shared_records(plan))
     extra = AdditionalEvents()
     try:
         extra = lower_additional_releases(plan)
@@ -308,6 +311,17 @@ def _user_above_data_set(plan: Plan) -> Reason:
         message=f"a user has up to {plan.dataset.records_per_unit} records, and the data set has "
         f"{plan.dataset.size}.",
         remedy="Correct one of the two.",
+    )
+
+
+def _removal_of_shared_records(plan: Plan) -> Reason:
+    return Reason(
+        code="shared_records",
+        pointer="/adjacency",
+        message=f"a record belongs to up to {plan.dataset.users_per_record} users. Removing a user "
+        "removes records of others, and may change which records are chosen for training.",
+        remedy="Write adjacency: zero_out or replace_one, under which every record stays and only "
+        "the contents of a user's records change.",
     )
 
 

@@ -70,12 +70,16 @@ def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
         samplers + ALWAYS + lowered.mechanism.obligations + tuple(_noise_obligations(lowered))
     )
     if lowered.plan.dataset.unit == "user":
-        most = lowered.plan.dataset.contributions_per_user
+        data = lowered.plan.dataset
+        shared = f", of which each belongs to at most {data.users_per_record} users"
+        chosen = ", a choice that depends on who owns which record alone"
+        is_shared = data.users_per_record is not None
         obligations += (
             Obligation(
                 code="records_of_a_user",
-                text=f"no user has more than {most} of the records; who has more is cut to that "
-                "many before the run",
+                text=f"no user has more than {data.contributions_per_user} of the records"
+                f"{shared * is_shared}; who has more is cut to that many before the run"
+                f"{chosen * is_shared}",
                 checked_by="declared",
             ),
         )

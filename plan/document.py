@@ -207,12 +207,15 @@ class Dataset(StrictModel):
     """The data set: its name, its size in records, and the privacy unit.
 
     ``contributions_per_user`` is the largest number of records of one user, for user-level privacy.
+    ``users_per_record`` is the largest number of users of one record, where users share records;
+    who these are is then public and the same in neighbouring data sets.
     """
 
     name: Name | None = None
     size: Annotated[Integer, Field(ge=1)] | None = None
     unit: PrivacyUnit = "example"
     contributions_per_user: Annotated[Integer, Field(ge=1)] | None = None
+    users_per_record: Annotated[Integer, Field(ge=2)] | None = None
 
     @property
     def records_per_unit(self) -> int:

@@ -42,6 +42,7 @@ class PlanFields(TypedDict, total=False):
     size: int
     unit: PrivacyUnit
     contributions_per_user: int
+    users_per_record: int
     adjacency: Adjacency
     sampling: Scheme | Mapping[str, Any]
     lot_size: int | None

@@ -101,6 +101,13 @@ def _privacy_unit(plan: PlanDocument) -> Iterator[Reason]:
             "contributions_per_user is given for example-level privacy.",
             "Remove it, or write unit: user.",
         )
+    if plan.dataset.unit == "example" and plan.dataset.users_per_record is not None:
+        yield conflict(
+            "/dataset/users_per_record",
+            "users_per_record is given for example-level privacy, which does not ask whose a "
+            "record is.",
+            "Remove it, or write unit: user.",
+        )
 
 
 def _length(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:

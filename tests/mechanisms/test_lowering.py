@@ -23,6 +23,7 @@ PHASE = {
     "steps": 3,
     "releases": [{"name": "a", "clip_norm": 1, "noise_multiplier": 5}],
 }
+SHARED = {"size": 1000, "unit": "user", "contributions_per_user": 3, "users_per_record": 2}
 OPEN = [{"name": "a", "clip_norm": 1}]
 
 
@@ -94,6 +95,7 @@ def test_scaled_noise_is_rounded_up(plan_of: Make) -> None:
         ({"participation": {"schema": "single"}}, "participation_mismatch", "/participation"),
         ({"clipping": "randomised"}, "randomised_clipping", "/clipping"),
         ({"clipping": "randomized"}, "randomised_clipping", "/clipping"),
+        ({"dataset": SHARED}, "shared_records", "/adjacency"),
     ],
 )
 def test_what_does_not_fit_the_run_or_its_theorem_is_refused(

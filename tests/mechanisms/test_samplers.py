@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from affidavit.assessment.plan_summary import assumptions_of
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
     Plan,
@@ -218,6 +219,18 @@ def test_a_user_of_one_record_is_an_example(plan_of: Make, scheme: str, adjacenc
     users = {"size": 1000, "unit": "user", "contributions_per_user": 1}
     plan = planned(plan_of, scheme, adjacency, dataset=users)
     assert only(plan) == only(planned(plan_of, scheme, adjacency))
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_users_who_share_records_cost_what_others_do(plan_of: Make, adjacency: str) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
+    for scheme in SAMPLING:
+        alone, shared = (
+            lower(planned(plan_of, scheme, adjacency, dataset={**users, **more}))
+            for more in ({}, {"users_per_record": 2})
+        )
+        assert alone.event() == shared.event()
+        assert assumptions_of(alone) != assumptions_of(shared)
 
 
 def test_the_probability_of_a_leaf_is_never_below_lot_over_size(plan_of: Make) -> None:

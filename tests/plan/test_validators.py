@@ -112,6 +112,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "conflict",
         "/dataset/contributions_per_user",
     ),
+    "users of a record without user": (
+        {"dataset": {"users_per_record": 2}},
+        "conflict",
+        "/dataset/users_per_record",
+    ),
     "steps and epochs": ({"epochs": 1}, "conflict", "/steps"),
     "no length": ({"steps": ...}, "missing_field", "/steps"),
     "steps: null among several": (

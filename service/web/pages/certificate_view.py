@@ -172,12 +172,15 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[Item]:
         *source,
     )
     dataset = plan["dataset"]
-    contributions = dataset.get("contributions_per_user")
+    contributions, sharing = (
+        dataset.get(name) for name in ("contributions_per_user", "users_per_record")
+    )
     yield Item(
         "Unit of privacy",
         "What does one unit hold?",
         f"One {dataset['unit']}"
         + (f" with at most {contributions} records" if contributions else "")
+        + (f", each of up to {sharing} users, which are public" if sharing else "")
         + ". The plan states that the data set consists of such units.",
         "declared",
         "plan",

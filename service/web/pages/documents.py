@@ -54,7 +54,9 @@ def _lines(view: CertificateView, now: datetime) -> Iterator[str]:
     yield f"- Data set: {_plain(certificate.dataset or 'not named')}"
     size = dataset.get("size")
     yield f"- Size: {group_digits(size) + ' records' if size else 'not in the plan'}"
-    yield f"- Privacy unit: one {dataset['unit']}"
+    sharing = dataset.get("users_per_record")
+    shared = f"; a record belongs to up to {sharing} users, which are public" if sharing else ""
+    yield f"- Privacy unit: one {dataset['unit']}{shared}"
     yield f"- Origin, legal basis and preparation: {FILL_IN}"
     yield "\n## 3. Method\n"
     yield f"- Mechanism: {_plain(view.mechanism)}"
