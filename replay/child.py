@@ -1,16 +1,16 @@
 """Runs in forks of a process, each with limits of time, memory and files.
 
-    python -m affidavit.replay.child torch opacus
+    python -m affidavit.replay.child torch opacus -- tqdm utils
 
-starts the process in the loop's own interpreter, which imports the named modules once and then
-forks for each run. Each line of standard input is a job; each line of standard output is the result
-of one: ``{"status": 0}``, or -9 after the deadline.
+starts the process in the loop's own interpreter, which imports the named modules once, after ``--``
+only those of installed packages, and then forks for each run. Each line of standard input is a job;
+each line of standard output is the result of one: ``{"status": 0}``, or -9 after the deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -29,8 +29,10 @@ LARGEST_FILE = 1 << 30
 
 def main() -> None:
     """Import the modules of the command line, and run the jobs of standard input."""
-    for name in sys.argv[1:]:
-        with contextlib.suppress(ImportError):
+    end = sys.argv.index("--")
+    known, others = sys.argv[1:end], sys.argv[end + 1 :]
+    for name in (*known, *filter(_is_installed, others)):
+        with contextlib.suppress(Exception):  # the run says so, if it imports this
             importlib.import_module(name)
     prepare()
     for line in sys.stdin:
@@ -38,6 +40,11 @@ def main() -> None:
         status = fork(Job.from_json(fields["job"]), fields["deadline"], run_command)
         sys.stdout.write(json.dumps({"status": status}) + "\n")
         sys.stdout.flush()
+
+
+def _is_installed(name: str) -> bool:
+    spec = importlib.util.find_spec(name.partition(".")[0])
+    return spec is not None and "-packages/" in str(spec.origin)
 
 
 def fork(job: Job, deadline: float, run: Callable[[Job], None]) -> int:

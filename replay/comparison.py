@@ -248,6 +248,16 @@ def compare(
     return findings, largest
 
 
+def outside_private(findings: list[ReplayFinding]) -> list[ReplayFinding]:
+    """Return what a record shows that the private data set does not have: it fails nothing."""
+    why = " The record is not in the private data set: a leak only if it is to be protected too."
+    return [
+        item.model_copy(update={"message": item.message + why, "refutes": False})
+        for item in findings
+        if item.code != "branch_by_record"
+    ]
+
+
 def _not_finite_findings(
     first_ones: list[dict[str, Any]], second_ones: list[dict[str, Any]], neighbour: Neighbour
 ) -> list[ReplayFinding]:
@@ -435,7 +445,7 @@ def _file_findings(
         findings.append(
             ReplayFinding(
                 code="raw_value_logged" if is_log else "file_differs",
-                remedy="Draw each batch by the sampler whose rate is accounted.",
+                remedy="Write released values only, or do not publish this file.",
                 check="non_interference",
                 message=message,
                 where=second["written"].get(name) or first["written"].get(name),

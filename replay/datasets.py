@@ -135,9 +135,11 @@ class Records:
         return self._numbers[id(dataset)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the private data sets' records, and which sources hold them."""
+        """Return the private data sets' records, which sources hold them, and what else is read."""
+        is_first = self._recorder.job.first is None
         return {
             "private": [self._describe(dataset) for dataset in self._private],
+            "outside": sorted(self._outside()) if is_first else [],
             "datasets": [type(dataset).__name__ for dataset in self._datasets],
         }
 
@@ -150,8 +152,29 @@ class Records:
             "name": type(self._datasets[root]).__name__,
             "size": size,
             "members": members,
+            "rows": self._rows_of(dataset, root),
             "sources": self._sources_of(self._datasets[root]),
         }
+
+    def _rows_of(self, dataset: Any, root: int) -> list[int]:
+        """Return the places in ``root`` of a data set that is a part of it, none if it is whole."""
+        if self._recorder.job.first is not None or len(dataset) == size_of(self._datasets[root]):
+            return []
+        roots = (self.root_of(dataset, place) for place in range(len(dataset)))
+        return sorted({place for number, place in roots if number == root})
+
+    def _outside(self) -> Iterator[tuple[int, int]]:
+        """Yield the records that are read, of the same storage as private ones, and are none."""
+        rows: dict[int, set[int] | None] = {}
+        for dataset in self._private:
+            root, _ = self.root_of(dataset, 0) if len(dataset) else (self.number(dataset), 0)
+            part = self._rows_of(dataset, root)
+            rows[root] = {*(rows.get(root) or ()), *part} if part else None
+        read = {item for event in self._recorder.events if event["kind"] == "lot"
+                for item in event["records"]}  # fmt: skip
+        for number, place in read:
+            if (private := rows.get(number)) is not None and place not in private:
+                yield number, place
 
     def root_of(self, dataset: Any, place: int) -> tuple[int, int]:
         """Return the data set that stores record ``place`` of ``dataset``, and its place there."""
@@ -171,7 +194,9 @@ class Records:
         self._numbers[id(dataset)] = number = len(self._datasets)
         self._datasets.append(dataset)
         at = self._neighbour
-        if at is not None and at.dataset == number and not at.sources and at.kind != "removed":
+        if at is None or at.dataset != number or at.sources or at.kind == "removed":
+            return
+        with self._recorder.lines.reading():  # its lines run in no other run
             rows = list(row_holders(dataset))
             if isinstance(dataset, list):
                 change_row(None, 0, dataset, at)
@@ -190,7 +215,11 @@ class Records:
             if owner is not dataset or not isinstance(place, int):
                 return item
             if at.kind == "mixed":
-                return mixed_item(lambda shift: get(owner, (place + shift) % len(owner)))
+                rows = at.rows or range(len(owner))
+                if place not in rows:
+                    return item
+                order = rows.index(place)
+                return mixed_item(lambda shift: get(owner, rows[(order + shift) % len(rows)]))
             return changed_item(item, get(owner, at.other), at) if place == at.record else item
 
         kind.__getitem__ = changed
@@ -332,7 +361,7 @@ class Records:
                 at = self._neighbour
                 if at is not None and len(self._sources) in at.sources and at.kind != "removed":
                     for column, item in enumerate(arrays):
-                        if len(item) > max(at.record, at.other):
+                        if len(item) > max(at.record, at.other, *at.rows):
                             change_array(item, at, column)
                 self._sources.append(arrays)
             return value
@@ -440,7 +469,10 @@ def change_row(holder: Any, key: Any, rows: Any, at: Neighbour, column: int = 0)
     """Change the neighbour's record in ``rows``, in place where that is possible."""
     if isinstance(rows, list):
         if at.kind == "mixed":
-            rows[:] = _mixed_rows(list(rows), column)
+            places = at.rows or range(len(rows))
+            mixed = list(_mixed_rows([rows[place] for place in places], column))
+            for place, item in zip(places, mixed, strict=True):
+                rows[place] = item
         else:
             rows[at.record] = changed_item(rows[at.record], rows[at.other], at)
     elif hasattr(rows, "at") and not hasattr(rows, "flags"):  # of JAX, which changes no array
@@ -478,8 +510,9 @@ def change_array(rows: Any, at: Neighbour, column: int = 0) -> bool:
         return False
     target = rows.detach() if hasattr(rows, "detach") else rows
     if at.kind == "mixed":
-        places = [(place + column + 1) % len(target) for place in range(len(target))]
-        target[:] = target[places]
+        places = list(at.rows or range(len(target)))
+        shift = (column + 1) % len(places)
+        target[places] = target[places[shift:] + places[:shift]]
     else:
         target[at.record] = changed_row(target, at)
     return True

@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import tempfile
@@ -35,13 +36,14 @@ from affidavit.replay.comparison import (
     lot_findings,
     lots_before_releases,
     noise_findings,
+    outside_private,
     releases_of,
     unstable_keys,
 )
 from affidavit.replay.errors import ReplayRefused
 from affidavit.replay.lines import LINE_BITS
 from affidavit.replay.plan_comparison import execution_of, plan_findings
-from affidavit.replay.program import copy_folder, digest_files, parse_command
+from affidavit.replay.program import Program, copy_folder, digest_files, parse_command
 from affidavit.replay.settings import KINDS, Job, Neighbour, Watch
 from affidavit.replay.traced_run import run_traced
 
@@ -54,6 +56,7 @@ PACKAGES = {
     "affidavit.trainer": ("torch", "torch._dynamo", "affidavit.trainer"),
 }
 """What to import once, before the runs, if the program names a package."""
+IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)", re.MULTILINE)
 FIRST_DEADLINE = 300.0
 """Seconds for the first run."""
 
@@ -163,7 +166,7 @@ def replay_command(
         arguments=program.arguments,
         steps=steps,
     )
-    started = interpreter(program.interpreter, _packages(program.folder))
+    started = interpreter(program.interpreter, *_packages(program))
     with started if launch is None else nullcontext(launch) as launch:
         shown = " ".join(command)
         return _replay(program.folder, program.folder, options, launch, records, plan, shown=shown)
@@ -175,8 +178,11 @@ def _require_fork() -> None:
 
 
 @contextmanager
-def interpreter(path: str, packages: Sequence[str]) -> Iterator[Launch]:
-    """Start a process that imports ``packages`` and forks for each run, and yield its launch."""
+def interpreter(path: str, packages: Sequence[str], others: Sequence[str] = ()) -> Iterator[Launch]:
+    """Start a process that imports packages and forks for each run, and yield its launch.
+
+    Of the ``others``, it imports what is installed.
+    """
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "0",
@@ -186,7 +192,7 @@ def interpreter(path: str, packages: Sequence[str]) -> Iterator[Launch]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     process = subprocess.Popen(
-        [path, "-m", "affidavit.replay.child", *packages],
+        [path, "-m", "affidavit.replay.child", *packages, "--", *others],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -212,11 +218,17 @@ def interpreter(path: str, packages: Sequence[str]) -> Iterator[Launch]:
         process.communicate()
 
 
-def _packages(folder: Path) -> list[str]:
-    """Return what the folder's scripts need to have imported; importing it takes time."""
-    paths = islice(folder.glob("**/*.py"), 500)
-    text = "".join(path.read_text(errors="ignore") for path in sorted(paths))
-    return [part for name, parts in PACKAGES.items() if name in text for part in parts]
+def _packages(program: Program) -> tuple[list[str], list[str]]:
+    """Return what the folder's scripts need to have imported, and what the program imports.
+
+    Importing it in each run would take time. Files of the folder are left to the runs.
+    """
+    paths = sorted(islice(program.folder.glob("**/*.py"), 500))
+    text = "".join(path.read_text(errors="ignore") for path in paths)
+    own = {part for path in paths for part in (*path.parts, path.stem)}
+    imported = IMPORT.findall(program.source.read_text(errors="ignore"))
+    known = [part for name, parts in PACKAGES.items() if name in text for part in parts]
+    return known, [name for name in dict.fromkeys(imported) if name.partition(".")[0] not in own]
 
 
 def _replay(
@@ -256,11 +268,13 @@ def _compare_runs(
     for neighbour in neighbours:
         second, _ = runner.run(deadline, first=str(out), neighbour=neighbour)
         differences, moved = compare(first, second, control, neighbour)
+        if [neighbour.dataset, neighbour.record] in first["data"]["outside"]:
+            differences = outside_private(differences)
         new = [item for item in differences if _is_new(item, findings)]
         findings += [_located(runner, item, neighbour, deadline, out) for item in new]
         if moved is not None:
             largest = max(largest or 0.0, moved)
-    findings = _without_known_branches(findings)
+    findings = _without_known(findings)
     if not releases_of(first) and not any(item.refutes for item in findings):
         raise ReplayRefused(
             "no_release_seen",
@@ -283,7 +297,7 @@ def _compare_runs(
         checks=checks,
         largest_move=largest,
         files=_files(first, code),
-        findings=tuple(sorted(findings, key=lambda item: not item.refutes)),
+        findings=tuple(findings),
         notes=tuple(_notes(first)),
         releases=tuple(sorted({event["origin"] for event in releases_of(first)})),
         ended=first["ended"],
@@ -309,20 +323,27 @@ def _files(first: Record, code: Path) -> tuple[ReplayedFile, ...]:
     )
 
 
-def _without_known_branches(findings: list[ReplayFinding]) -> list[ReplayFinding]:
-    """Return the findings without branches at lines that another one names."""
+def _without_known(findings: list[ReplayFinding]) -> list[ReplayFinding]:
+    """Return the findings without notes and branches that another one is about."""
     places = {item.where for item in findings if item.code != "branch_by_record"}
-    return [
-        item for item in findings if item.code != "branch_by_record" or item.where not in places
+    refuting = [item for item in findings if item.refutes]
+    return refuting + [
+        item
+        for item in findings
+        if not item.refutes
+        and _is_new(item, refuting)
+        and (item.code != "branch_by_record" or item.where not in places)
     ]
 
 
 def _is_new(item: ReplayFinding, findings: list[ReplayFinding]) -> bool:
-    """Whether no other finding has the same code, and subject or line."""
+    """Whether no finding that fails as much has the same code, and subject or line."""
+    others = [
+        other for other in findings if other.code == item.code and other.refutes >= item.refutes
+    ]
     if item.code == "sensitivity_exceeded":
-        return all(other.code != item.code for other in findings)
-    key = (item.code, item.subject or item.where)
-    return all((other.code, other.subject or other.where) != key for other in findings)
+        return not others
+    return all((other.subject or other.where) != (item.subject or item.where) for other in others)
 
 
 def _located(
@@ -357,6 +378,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         )
     members = {tuple(item) for data in private for item in data["members"]}
     sources = {data["members"][0][0]: tuple(data["sources"]) for data in private}
+    rows = {data["members"][0][0]: tuple(data["rows"]) for data in private}
     events = [event for event in first["events"] if event["kind"] == "lot"]
     lots = [[tuple(item) for item in event["records"]] for event in events if event["is_private"]]
     inside = {item for lot in lots for item in lot}
@@ -401,7 +423,14 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         ]
     result.append(replace(result[0], kind="not_finite", drops=False))
     return result + [
-        Neighbour(kind="mixed", dataset=dataset, record=0, other=0, sources=sources[dataset])
+        Neighbour(
+            kind="mixed",
+            dataset=dataset,
+            record=0,
+            other=0,
+            sources=sources[dataset],
+            rows=rows[dataset],
+        )
         for dataset in sorted({dataset for dataset, _ in chosen})
     ]
 

@@ -106,3 +106,17 @@ def _watch_accountants(recorder: Recorder) -> None:
             return _original(owner, *args, **kwargs)
 
         kind.step = step
+    for kind in all_subclasses(kinds.IAccountant):
+        if "get_epsilon" in kind.__dict__ and kind.__module__.startswith("opacus."):
+            kind.get_epsilon = _computed_once(recorder, kind.get_epsilon)
+
+
+def _computed_once(recorder: Recorder, get_epsilon: Any) -> Any:
+    """Return ``get_epsilon`` with what the first run computed: it takes up to seconds each time."""
+
+    @functools.wraps(get_epsilon)
+    def epsilon(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        key = f"{type(owner).__name__} {owner.history!r} {args!r} {kwargs!r}"
+        return recorder.once(key, lambda: get_epsilon(owner, *args, **kwargs))
+
+    return epsilon

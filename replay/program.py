@@ -30,6 +30,14 @@ class Program:
     module: str | None
     arguments: tuple[str, ...]
 
+    @property
+    def source(self) -> Path:
+        """The file that runs."""
+        if self.script is not None:
+            return self.folder / self.script
+        place = self.folder.joinpath(*str(self.module).split("."))
+        return place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+
 
 def parse_command(command: list[str], folder: str | Path) -> Program:
     """Return the program of ``python train.py ...`` or ``python -m train ...``.

@@ -8,6 +8,8 @@ the states of the generators as arrays and bytes in its folder; later runs read 
 from __future__ import annotations
 
 import json
+import pickle
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from affidavit.replay.randomness import generators_state, set_generators
 from affidavit.replay.settings import Job
 
 Event = dict[str, Any]
+COMPUTED = "computed"
+"""The file of a run's values that depend on their arguments alone."""
 FEWEST_COMPARED = 6
 SAME_DIRECTION = 0.999
 """Cosine of two releases' noise that shows them equal; of 6 independent values: 6e-8."""
@@ -41,6 +45,9 @@ class Recorder:
         self.releases = 0
         self._out = Path(job.out)
         self._first = None if job.first is None else Path(job.first)
+        self._computed: dict[str, Any] = {}
+        if self._first is not None:
+            self._computed = pickle.loads((self._first / COMPUTED).read_bytes())
         self._points = 0
         self._noises: list[tuple[int, Any]] = []
 
@@ -142,6 +149,23 @@ class Recorder:
             path.write_text(json.dumps(value))
         return {**value, **json.loads(path.read_text())} if path.exists() else value
 
+    def once(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return a function's value for the arguments in ``key``, from the first run if it has it.
+
+        Its warnings are given again. Its lines are not traced.
+        """
+        if key not in self._computed:
+            with self.lines.paused(), warnings.catch_warnings(record=True) as caught:
+                value = compute()
+            self._computed[key] = (
+                value,
+                [(item.message, item.category, item.filename, item.lineno) for item in caught],
+            )
+        value, caught_before = self._computed[key]
+        for warning in caught_before:
+            warnings.warn_explicit(*warning)
+        return value
+
     def _equal_release(self, noise: Sequence[Any], number: int) -> int | None:
         """Return an earlier release with the same noise, or a multiple of it, or None."""
         flat = np.concatenate([item.ravel() for item in noise]) if noise else np.zeros(0)
@@ -162,4 +186,5 @@ class Recorder:
             "lines": self.lines.to_json(),
             **values,
         }
+        (self._out / COMPUTED).write_bytes(pickle.dumps(self._computed))
         (self._out / "record.json").write_text(json.dumps(record))

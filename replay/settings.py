@@ -26,8 +26,9 @@ class Neighbour:
     hold the record; without any, the data set's own arrays are changed when it is made. A removed
     record is masked in lots, unless ``drops``: then its row is left out.
 
-    A ``mixed`` data set has all its records changed. It is joined to the given one by a path of
-    neighbours, so whatever depends on it depends on one record of some two neighbours of the path.
+    A ``mixed`` data set has all its records changed, or those at ``rows``. It is joined to the
+    given one by a path of neighbours, so whatever depends on it depends on one record of some two
+    neighbours of the path.
     """
 
     kind: Kind
@@ -36,6 +37,7 @@ class Neighbour:
     other: int
     sources: tuple[int, ...] = ()
     drops: bool = False
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +81,9 @@ class Job:
         fields = json.loads(text)
         fields["arguments"] = tuple(fields["arguments"])
         if fields["neighbour"] is not None:
-            sources = tuple(fields["neighbour"].pop("sources"))
-            fields["neighbour"] = Neighbour(**fields["neighbour"], sources=sources)
+            for name in ("sources", "rows"):
+                fields["neighbour"][name] = tuple(fields["neighbour"][name])
+            fields["neighbour"] = Neighbour(**fields["neighbour"])
         if fields["watch"] is not None:
             fields["watch"] = Watch(**fields["watch"])
         return cls(**fields)

@@ -12,7 +12,7 @@ from affidavit.evidence import ReplayRecord
 from affidavit.replay import replay_command
 from affidavit.replay.driver import PACKAGES, Launch, interpreter
 
-Replay = Callable[[str], ReplayRecord]
+Replay = Callable[..., ReplayRecord]
 
 
 @pytest.fixture(scope="session")
@@ -24,12 +24,12 @@ def launch() -> Iterator[Launch]:
 
 @pytest.fixture
 def replay(tmp_path: Path, launch: Launch) -> Replay:
-    """Write a loop to ``train.py``, and replay it with two records that change."""
+    """Write a loop to ``train.py``, and replay it with records that change, two by default."""
 
-    def replay(loop: str) -> ReplayRecord:
+    def replay(loop: str, records: int = 2) -> ReplayRecord:
         (tmp_path / "train.py").write_text(loop)
         return replay_command(
-            [sys.executable, "train.py"], folder=tmp_path, records=2, launch=launch
+            [sys.executable, "train.py"], folder=tmp_path, records=records, launch=launch
         )
 
     return replay

@@ -16,11 +16,25 @@ from tests.replay.plain_loop import PLAIN, PLAIN_FAULTS
 
 COMMAND = [sys.executable, "train.py"]
 PRINTED = "print(loss.item())"
+HELD_OUT = {
+    "dataset = TensorDataset(X, Y)": "class Named(TensorDataset):\n"
+    "        def __len__(self):\n"
+    "            return len(self.tensors[0])\n"
+    "    whole = Named(X, Y)\n"
+    "    dataset, held_out = torch.utils.data.random_split(whole, [160, 40])",
+    "PrivacyEngine()": "PrivacyEngine(accountant='rdp')",
+    "    # end": "    print(engine.get_epsilon(1e-5))\n"
+    "    with open('accuracy', 'w') as file:\n"
+    "        file.write(str(accuracy(model, DataLoader(held_out, batch_size=40))))",
+}
+"""A split that no private loader reads, of records that are stored with the private ones."""
 
 
 def test_an_honest_loop_of_opacus_is_not_refuted(tmp_path: Path, replay: Replay) -> None:
     loop = LOOP.replace("        # epoch\n", f"        {PRINTED}\n")
-    record = replay(loop)
+    for old, new in HELD_OUT.items():
+        loop = loop.replace(old, new)
+    record = replay(loop, 4)
     assert record.verdict == "not_refuted", to_text(record)
     assert {check for _, check in record.checks} == {"shown"}
     assert record.largest_move is not None
@@ -28,9 +42,11 @@ def test_an_honest_loop_of_opacus_is_not_refuted(tmp_path: Path, replay: Replay)
     printed = loop[: loop.index(PRINTED)].count("\n") + 1
     assert printed in record.files[0].lines
     stepped = loop[: loop.index("optimizer.step()")].count("\n") + 1
+    written = loop[: loop.index("open(")].count("\n") + 1
     assert {(item.code, item.where, item.refutes) for item in record.findings} == {
         ("raw_value_logged", f"train.py:{printed}", False),
         ("not_finite_released", f"train.py:{stepped}", False),  # Opacus clips no NaN
+        ("file_differs", f"train.py:{written}", False),  # of records that are not protected
     }
     assert not (tmp_path / "model.pt").exists()  # runs write to copies
 
