@@ -1,6 +1,7 @@
 from .bracket import Bracket as Bracket
 from .bracket import decimal_down as decimal_down
 from .bracket import decimal_up as decimal_up
+from .bracketing_curves import DECIDING_WIDTH as DECIDING_WIDTH
 from .bracketing_curves import BracketingCurve as BracketingCurve
 from .bracketing_curves import attained_event as attained_event
 from .bracketing_curves import close_bracket as close_bracket
@@ -33,6 +34,7 @@ from .protocol import Provable as Provable
 from .protocol import Sampling as Sampling
 from .protocol import Unsupported as Unsupported
 from .random_allocation import AllocationAccountant as AllocationAccountant
+from .random_allocation import NarrowerCurve as NarrowerCurve
 from .random_allocation import ScoreAttack as ScoreAttack
 from .rdp import RdpAccountant as RdpAccountant
 from .registry import AFFIDAVIT_VERSION as AFFIDAVIT_VERSION

@@ -34,6 +34,8 @@ from affidavit.plan import events
 Truncated = events.TruncatedPoissonGaussian | events.TruncatedPoissonGroupGaussian
 NARROW_WIDTH = 2e-6
 """Relative width of a bracket that is narrow enough: no other curve is evaluated."""
+DECIDING_WIDTH = 1e-5
+"""Relative width of brackets for a decision whether ε is below a target."""
 ROUNDING = 1e-8
 """Relative difference of two equal Gaussian-DP parameters by rounding."""
 
@@ -58,10 +60,19 @@ class CombinedCurve(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BracketingCurve(CombinedCurve):
-    """Upper bounds of ``above`` and the highest lower bounds of ``below``, or 0."""
+    """Upper bounds of ``above`` and the highest lower bounds of ``below``, or 0.
+
+    A ``narrower`` curve of the same run takes about a second for each bracket.
+    """
 
     above: PrivacyCurve
     below: tuple[PrivacyCurve, ...]
+    narrower: PrivacyCurve | None = None
+
+    @property
+    def refined(self) -> PrivacyCurve | None:
+        """The curve ``narrower``."""
+        return self.narrower
 
     @property
     def mu(self) -> float | None:
@@ -94,11 +105,16 @@ class BracketingCurve(CombinedCurve):
         return first, second
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
-        """Return this curve with narrower or wider brackets, where they are adjustable."""
-        return BracketingCurve(
+        """Return this curve with narrower or wider brackets, where they are adjustable.
+
+        A curve for a decision is also ``refined``.
+        """
+        curve = BracketingCurve(
             above=adjusted(self.above, relative_width),
             below=tuple(adjusted(curve, relative_width) for curve in self.below),
+            narrower=self.narrower,
         )
+        return refined_curve(curve) if relative_width <= DECIDING_WIDTH else curve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,7 +103,13 @@ class Solver:
             for curve in self._lower_curves(attack, one_engine=one_engine)
         )
         own = (above,) if has_lower_ends and attained == event else ()
-        return BracketingCurve(above=above, below=(*own, *below))
+        bracket = BracketingCurve(above=above, below=(*own, *below))
+        record = closed.allocated_record
+        if record is None or self.engine.name != "allocation":
+            return bracket
+        from affidavit.accountants import NarrowerCurve
+
+        return replace(bracket, narrower=NarrowerCurve(bracket=bracket, record=record))
 
     def strongest_attack(self, closed: Lowered, delta: float) -> tuple[Attack, float]:
         """Return the attack on a closed run with the largest ε (nats) at ``delta``, and this ε."""

@@ -24,6 +24,7 @@ from fractions import Fraction
 from affidavit.accountants import (
     AFFIDAVIT_VERSION,
     CERTAIN_ENGINE,
+    DECIDING_WIDTH,
     ENGINE_NAMES,
     SECOND_OPINIONS,
     SOLVER_NAMES,
@@ -64,8 +65,6 @@ from affidavit.plan import (
 
 AGREEMENT_TOLERANCE = 1e-3
 """The largest relative distance of a second opinion from the first."""
-DECIDING_WIDTH = 1e-5
-"""The relative width of the bracket that decides if the target lies inside the first one."""
 ENGINE_FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
 """The errors of a faulty engine, which decides nothing and must not stop the others."""
 

@@ -130,6 +130,16 @@ class Lowered:
             return None
         return None if "fixed_size" in schemes else _single_record_run(plan)
 
+    @property
+    def allocated_record(self) -> events.AllocatedRecord | None:
+        """The record in k of T steps whose presence is all that the closed run may show, if any."""
+        if len(self.phases) > 1 or self.extra != AdditionalEvents() or not is_amplified(self.plan):
+            return None
+        match self.phases[0].attack:
+            case (events.AllocatedRecord() as record, 1):
+                return record
+        return None
+
     def attained(self) -> events.Composed:
         """Return an effect of one record on the run: no upper bound of ε may lie below its ε.
 

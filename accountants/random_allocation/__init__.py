@@ -5,12 +5,18 @@ S, and the nodes, steps and cuts of lattices are likelihood ratios, which have n
 """
 
 from affidavit.accountants.random_allocation.accountant import AllocationAccountant, AllocationCurve
+from affidavit.accountants.random_allocation.conditional_moments import (
+    NarrowerCurve,
+    RemovedRecordBound,
+)
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
 from affidavit.accountants.random_allocation.score_attack import ScoreAttack, ScoreTest
 
 __all__ = [
     "AllocationAccountant",
     "AllocationCurve",
+    "NarrowerCurve",
+    "RemovedRecordBound",
     "RenyiAllocationAccountant",
     "ScoreAttack",
     "ScoreTest",

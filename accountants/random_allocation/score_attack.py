@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import itemgetter
 
 import numpy as np
@@ -92,12 +92,11 @@ class ScoreAttack:
         Raises ``ValueError`` unless 0 < δ < 1.
         """
         require_delta(delta)
-        lower = max(epsilon for epsilon, _ in self._tests(delta))
-        return Bracket(lower=max(0.0, lower * (1 - ROUNDING)), upper=math.inf)
+        return Bracket(lower=_least_epsilon(self, delta), upper=math.inf)
 
     def test(self, delta: float) -> ScoreTest:
         """Return the test that attains the lower end at ``delta``."""
-        return max(self._tests(delta), key=itemgetter(0))[1]
+        return max(self.tests(delta), key=itemgetter(0))[1]
 
     def delta(self, epsilon: float) -> Bracket:
         """Return ``[lower, 1]`` of δ at ``epsilon`` (nats); raises ``ValueError`` if ε < 0."""
@@ -110,7 +109,7 @@ class ScoreAttack:
             best = max(best, float(gains.max(initial=0.0)))
         return Bracket(lower=best * (1 - ROUNDING), upper=1.0)
 
-    def _tests(self, delta: float) -> Iterator[tuple[float, ScoreTest]]:
+    def tests(self, delta: float) -> Iterator[tuple[float, ScoreTest]]:
         """Yield ε (nats) at ``delta`` and the test for each side."""
         for side in SIDES:
             saddle = self._saddle(side, lambda pair: pair.at_delta(delta), _epsilon_at(delta))
@@ -138,6 +137,12 @@ class ScoreAttack:
             saddles |= {moved: at(moved) for moved in (best - stride, best + stride)}
             stride /= 2
         return max(saddles.values(), key=gain)
+
+
+@lru_cache(maxsize=64)
+def _least_epsilon(attack: ScoreAttack, delta: float) -> float:
+    epsilon = max(epsilon for epsilon, _ in attack.tests(delta))
+    return max(0.0, epsilon * (1 - ROUNDING))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A record in k of T steps shows no more than one allocation to each block of a partition.
 
 Laws are by quadrature over all steps, without the engine: data sets with gradients of any length up
-to the clip norm and any sign. A claim of blocks that are all the longer ones must be refuted.
+to the clip norm and any sign. A claim of blocks that are all the longer ones must be refuted, and
+bounds by conditional moments are little above the curve.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from affidavit.accountants.random_allocation import RemovedRecordBound
+from affidavit.plan.events import AllocatedRecord
 from tests.support.random_seeds import seeded
 
 Array = np.ndarray
@@ -88,3 +91,15 @@ def test_a_claim_of_longer_blocks_is_refuted() -> None:
     points = line(0.5, 4)
     law, none = in_some(points, [2.0] * 3, 2), in_some(points, [0.0] * 3, 2)
     assert np.any(curve(law, none) > curve(*blocks(points, 2.0, (2, 2))) + 1e-4)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.8, 2.0), (1.0, 1.0), (2.0, 0.5)])
+def test_bounds_by_conditional_moments_are_little_above_the_curve(
+    sigma: float, epsilon: float
+) -> None:
+    points = np.linspace(-6, 6 + 1 / sigma, 161)
+    law, none = in_some(points, [1 / sigma] * 3, 2), in_some(points, [0.0] * 3, 2)
+    exact = float(np.maximum(law - math.exp(epsilon) * none, 0.0).sum())
+    record = AllocatedRecord(steps=3, participations=2, noise_multiplier=sigma)
+    assert exact * 0.999 <= RemovedRecordBound(record).delta(epsilon).upper <= 1.1 * exact

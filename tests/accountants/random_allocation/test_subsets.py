@@ -145,7 +145,7 @@ def test_noise_that_is_correlated_is_refused(plan_of: Make) -> None:
 @pytest.mark.parametrize(
     ("steps", "taken", "sigma", "delta", "width"),
     [
-        pytest.param(391, 5, 0.8, 1e-5, 0.05, marks=pytest.mark.soak),
+        pytest.param(391, 5, 0.8, 1e-5, 0.01, marks=pytest.mark.soak),
         (500, 50, 2.0, 1e-5, 0.01),
         pytest.param(10_000, 205, 1.42, 1e-5, 0.01, marks=pytest.mark.soak),
         pytest.param(2_000, 655, 20.5, 1e-5, 0.01, marks=pytest.mark.soak),
