@@ -61,7 +61,8 @@ class CallUses:
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
         if builtin and name in NAMES["runs_text"]:
             return "what it runs is not in the text"
-        if (test := self._decides(call, base | taken)) is not None:
+        tells = name in NAMES["tells"] and not (base | taken) & HANDLES
+        if not tells and (test := self.kinds.deciding(call)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
         if not isinstance(function, ast.Attribute) and self.kinds.kinds(function) & SECRETS:
             return "records decide what it runs"
@@ -100,7 +101,9 @@ class CallUses:
             return "what its collate_fn makes of a lot is not known"
         if is_own(self.kinds, call):
             handed = taken & HANDLES - {"model", "criterion", "holder"}
-            return f"it is given the {words_of(handed)}" if handed and self._keeps(call) else None
+            # A class without a constructor in this file keeps what it is given.
+            keeps = handed and not self.kinds.functions(function)
+            return f"it is given the {words_of(handed)}" if keeps else None
         if (
             base == {"holder"}
             and name not in NAMES["container_methods"]
@@ -248,16 +251,6 @@ class CallUses:
         data = frozenset().union(*(self.kinds.kinds(item) for _, item in self._arguments(call)))
         return not listed and bool(data & SECRETS)
 
-    def _keeps(self, call: ast.Call) -> bool:
-        """Whether a call makes an object of a class whose constructor is not in this file."""
-        made = self.kinds.functions(call.func)
-        name = last_name(call.func)
-        classes = [
-            item.node for item in self.script.bindings_of(call.func)
-            if isinstance(item.node, ast.ClassDef)
-        ] if isinstance(call.func, ast.Name) else []  # fmt: skip
-        return bool(classes) and not any(item.name in ("__init__", name) for item in made)
-
     def _of_private_call(self, call: ast.Call) -> str | None:
         if self.kinds.library is OPACUS:
             module, engine = keywords_of(call).get("module"), getattr(call.func, "value", None)
@@ -286,24 +279,6 @@ class CallUses:
                   if not (self.values.is_set_by_private_call(item.node)
                           or isinstance(item.value, ast.Constant))]  # fmt: skip
         return all(kind in own for own in (self.kinds.kinds(node), *values))
-
-    def _decides(self, call: ast.Call, own: Kinds) -> ast.expr | None:
-        """Return the condition on records under which a call runs that is more than a message."""
-        test = self.kinds.deciding(call)
-        if test is None or self._only_tells(call, own):
-            return None
-        return test
-
-    def _only_tells(self, call: ast.Call, own: Kinds) -> bool:
-        """Whether a call only computes values of records, prints or logs."""
-        name = last_name(call.func) or ""
-        if own & HANDLES or name == "backward":
-            return False
-        if isinstance(call.func, ast.Name) and not self.script.bindings_of(call.func):
-            return name in NAMES["reading_builtins"]
-        base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-        of_records = bool(self.kinds.kinds(base) & SECRETS)
-        return of_records or name in ("append", "get", "format", "join", "items")
 
     def _of_method(
         self, call: ast.Call, base: Kinds, name: str, passed: list[tuple[int | str, ast.expr]]

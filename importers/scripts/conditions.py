@@ -15,15 +15,12 @@ def exclude_each_other(script: Script, *nodes: ast.AST) -> bool:
 
 def _excludes(script: Script, first: ast.AST, second: ast.AST) -> bool:
     """Whether two nodes are on opposite sides of one condition."""
-    sides = [
-        [(outer, branch(script, outer, node)) for outer in script.ancestors(node)
-         if isinstance(outer, ast.If | ast.IfExp)]
-        for node in (first, second)
-    ]  # fmt: skip
+    around = set(script.ancestors(second))
+    both = (outer for outer in script.ancestors(first) if outer in around)
     return any(
-        {side, other_side} == {"body", "orelse"} and outer is other
-        for outer, side in sides[0]
-        for other, other_side in sides[1]
+        {branch(script, outer, first), branch(script, outer, second)} == {"body", "orelse"}
+        for outer in both
+        if isinstance(outer, ast.If | ast.IfExp)
     )
 
 

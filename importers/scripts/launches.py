@@ -59,7 +59,7 @@ def read_launches(folder: Path | None, name: str | None) -> Launches:
             unread = unread or f"more than {MAX_FILES:,} files beside the script"
             break
         text, programs = _read(path)
-        if not programs or not name or not _names(programs, name):
+        if not name or programs.isdisjoint(("", name, Path(name).stem)):
             continue
         file = os.path.basename(path)
         if file.lower() == name:
@@ -77,10 +77,6 @@ def _settings(text: str) -> Iterator[str]:
         key, mark, _ = word.partition("=")
         if mark or word.endswith(":") or (word[:1] == "-" and word.lstrip("-")[:1].isalpha()):
             yield option_name(key.rstrip(":"))
-
-
-def _names(programs: frozenset[str], name: str) -> bool:
-    return not programs.isdisjoint(("", name, Path(name).stem))
 
 
 def _read(file: str) -> tuple[str | None, frozenset[str]]:

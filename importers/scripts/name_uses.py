@@ -48,7 +48,7 @@ class NameUses:
                         yield target, why
                 case ast.Subscript(value=base):
                     kinds = self.kinds.kinds(base)
-                    secret = own & SECRETS or self.kinds.decided_by_records(target)
+                    secret = own & SECRETS or self.kinds.deciding(target) is not None
                     if kinds & (HANDLES - {"holder"}) and secret:
                         yield target, f"records decide what the {words_of(kinds & HANDLES)} gets"
                     elif kinds & {"private", "engine", "optimizer"}:
@@ -84,7 +84,7 @@ class NameUses:
     def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
         name, whole, own = target.attr, self._whole(target), self.kinds.kinds(value)
         own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
-        decided = bool(own & SECRETS) or self.kinds.decided_by_records(target)
+        decided = bool(own & SECRETS) or self.kinds.deciding(target) is not None
         setting = name.endswith("transform") or isinstance(value, ast.Constant)
         changed = whole & {"private", "optimizer", "engine", "lots"}
         changed |= NOTHING if setting else whole & {"data"}
@@ -109,9 +109,12 @@ class NameUses:
             return "a model may get another optimiser"
         return None
 
-    def gives_another_meaning(self, node: ast.AST, name: str) -> bool:
+    def gives_another_meaning(self, node: ast.AST) -> bool:
         """Whether a definition or import binds a name that has a meaning already."""
-        return self._is_private_name(node, name) or self._rebinds_import(node, name)
+        name = getattr(node, "asname", None) or getattr(node, "name", None)
+        return isinstance(name, str) and (
+            self._is_private_name(node, name) or self._rebinds_import(node, name)
+        )
 
     def _rebinds_import(self, node: ast.AST, name: str) -> bool:
         """Whether an import may give a name, that another package's import gives, another value."""
@@ -140,7 +143,7 @@ class NameUses:
     def _of_rebinding(self, target: ast.Name | ast.Attribute) -> str | None:
         """Say why a name of a private object may hold another one later."""
         values, script = self.values, self.script
-        places = self._places(target)
+        places = self.script.places_of(target)
         ours = [item for item in places if values.is_set_by_private_call(item)]
         constructor = getattr(script.scope_of(target), "name", "") == "__init__"
         if target in ours or constructor or self.kinds.runs_before(target):
@@ -150,12 +153,6 @@ class NameUses:
         if not was & (HANDLES | {"lots"}) or (now and now <= was | {"holder"}):
             return None  # a wrapper of the same
         return f"it gives the name of the {words_of(was)} another object"
-
-    def _places(self, node: ast.Name | ast.Attribute) -> list[ast.AST]:
-        """Return where a name or attribute gets its values."""
-        if isinstance(node, ast.Name):
-            return [item.node for item in self.script.bindings_of(node)]
-        return list(self.script.stored_attributes.get(node.attr, ()))
 
     def of_attribute(self, node: ast.Attribute) -> str | None:
         """Say why reading an attribute of an object is no understood use."""
@@ -197,7 +194,7 @@ class NameUses:
         loop = innermost_loop(self.script, node)
         if loop is None or not self.kinds.kinds(node) & {"lot", "rows", "loss"}:
             return False
-        stores = self._places(node)
+        stores = self.script.places_of(node)
         if any(isinstance(outer, ast.comprehension) for item in stores
                for outer in list(self.script.ancestors(item))[:2]):  # fmt: skip
             return False
@@ -267,11 +264,11 @@ class NameUses:
         """Say which names of objects a function shares with other scopes."""
         own = self.script.scope_of(node)
         for name in names:
-            for (scope, bound), bindings in self.script.bindings.items():
+            for (_, bound), bindings in self.script.bindings.items():
                 if bound != name:
                     continue
                 kinds = frozenset().union(*(self.kinds.bound[item.node] for item in bindings))
-                if (kinds | self.kinds.held[scope, name]) & (HANDLES | {"lots"}):
+                if kinds & (HANDLES | {"lots"}):
                     return f"{name} is set in {getattr(own, 'name', 'a function')}, at any time"
         return None
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 from affidavit.importers.libraries import OPACUS, Library
@@ -43,12 +42,13 @@ from affidavit.importers.scripts.syntax import (
     unpacks,
 )
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
-from affidavit.importers.scripts.values import Evaluator, is_left_out
+from affidavit.importers.scripts.values import Evaluator, default_of, is_left_out
 
 RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion", "lots")}
 """What Opacus' private call returns, in order."""
 MAX_PASSES = 30
 MAX_DEPTH = 5
+OF_LOTS = SECRETS - {"data", "lots"}
 
 
 class ObjectKinds:
@@ -59,9 +59,7 @@ class ObjectKinds:
     ) -> None:
         self.values, self.script, self.library, self.call = values, values.script, library, call
         self.bound: dict[ast.AST, Kinds] = defaultdict(frozenset)
-        """The kinds of the value that each place gives a name or an attribute."""
-        self.held: dict[tuple[ast.AST, str], Kinds] = defaultdict(frozenset)
-        """The kinds of what is put into the object of a name, by scope and name."""
+        """The kinds of the value that each place gives a name or attribute, and of its parts."""
         self.returned: dict[ast.AST, Kinds] = defaultdict(frozenset)
         """The kinds of what a function returns."""
         self.assumed = {
@@ -95,7 +93,7 @@ class ObjectKinds:
         self.memo.clear()
 
     def _state(self) -> list[int]:
-        tables = (self.bound, self.held, self.returned)
+        tables = (self.bound, self.returned)
         return [len(self.attached), *(sum(map(len, table.values())) for table in tables)]
 
     def statement(self, node: ast.AST) -> ast.stmt:
@@ -108,45 +106,40 @@ class ObjectKinds:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     self._bind(target, self.kinds(value), value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._bind(target, self.kinds(value), value)
-            case ast.NamedExpr(target=target, value=value):
+            case (
+                ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.NamedExpr(target=target, value=value)
+                | ast.withitem(context_expr=value, optional_vars=ast.expr() as target)
+            ):
                 self._bind(target, self.kinds(value), value)
             case ast.AugAssign(target=target, value=value):
                 self._bind(target, computed(self.kinds(target), self.kinds(value)), None)
             case (
                 ast.For(target=target, iter=iterable)
-                | ast.AsyncFor(target=target, iter=iterable)
                 | ast.comprehension(target=target, iter=iterable)
             ):
                 self._bind_elements(target, iterable)
-            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                self._bind(target, self.kinds(value), value)
             case ast.Return(value=ast.expr() as value):
                 self.returned[self.script.scope_of(node)] |= self.kinds(value)
             case ast.Call():
                 self._pass_arguments(node)
-            case ast.Match(subject=subject, cases=cases):
-                for part in (part for case in cases for part in ast.walk(case.pattern)):
-                    self.bound[part] |= self.kinds(subject)
-            case ast.FunctionDef(args=spec) | ast.Lambda(args=spec):
-                self._give_defaults(spec)
+            case ast.FunctionDef() | ast.Lambda():
+                self._give_defaults(node)
             case ast.ClassDef():
                 for method in node.body:
                     self._give_parameters(node, method)
 
+    def _decided(self, target: ast.expr) -> Kinds:
+        return NOTHING if self.deciding(target) is None else VALUE
+
     def _bind(self, target: ast.expr, kinds: Kinds, value: ast.expr | None) -> None:
         match target:
             case ast.Name() | ast.Attribute():
-                if kinds and self.decided_by_records(target):
-                    kinds |= VALUE
-                elif not kinds and self.decided_by_records(target):
-                    kinds = VALUE
-                self.bound[target] |= kinds
+                self.bound[target] |= kinds | self._decided(target)
             case ast.Subscript(value=base, slice=index):
                 if self.kinds(index) & SECRETS:
                     self._hold(base, VALUE)
-                self._hold(base, kinds or (VALUE if self.decided_by_records(target) else NOTHING))
+                self._hold(base, kinds or self._decided(target))
             case ast.Starred(value=inner):
                 self._bind(inner, kinds, None)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
@@ -186,12 +179,10 @@ class ObjectKinds:
 
     def is_of_other_call(self, node: ast.expr | None) -> bool:
         """Whether an object is only what another private call returns, which may run too."""
-        made: list[ast.AST] = []
+        made = self.script.places_of(node)
         if isinstance(node, ast.Name):
             scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
             made = [item.node for item in self.reaching(node, scope, bindings)]
-        elif isinstance(node, ast.Attribute):
-            made = list(self.script.stored_attributes.get(node.attr, []))
         statements = {self.statement(call) for call in self.values.elsewhere}
         return bool(made) and all(
             not statements.isdisjoint(self.script.ancestors(item)) for item in made
@@ -226,8 +217,8 @@ class ObjectKinds:
         if isinstance(base, ast.Name) and kinds and base.id != "self":
             if kinds <= {"model", "holder"} and self.script.module_path(base):
                 return  # as of ``wandb.run.summary``
-            scope = self.script.resolve(base.id, self.script.scope_of(base))[0]
-            self.held[scope, base.id] |= kinds
+            for item in self.script.bindings_of(base):
+                self.bound[item.node] |= kinds
 
     def _pass_arguments(self, call: ast.Call) -> None:
         """Pass arguments to the functions and methods of this file that a call may run."""
@@ -270,16 +261,14 @@ class ObjectKinds:
     def _given(self, call: ast.Call) -> Kinds:
         return frozenset().union(*map(self.kinds, self._arguments(call)))
 
-    def _give_defaults(self, spec: ast.arguments) -> None:
+    def _give_defaults(self, function: ast.FunctionDef | ast.Lambda) -> None:
         """Give parameters the kinds of their defaults, and Keras' logs those of values."""
-        places = [*spec.posonlyargs, *spec.args]
-        for arg in (item for item in places if item.arg == "logs"):
-            self.bound[arg] |= VALUE
-        pairs = [*zip(reversed(places), reversed(spec.defaults), strict=False),
-                 *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]  # fmt: skip
-        for arg, default in pairs:
-            if default is not None:
+        spec = function.args
+        for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs):
+            if (default := default_of(function, arg.arg)) is not None:
                 self.bound[arg] |= self.kinds(default)
+            if arg.arg == "logs":
+                self.bound[arg] |= VALUE
 
     def _give_parameters(self, owner: ast.ClassDef, method: ast.stmt) -> None:
         """Give a method of a model ``self``, and its rows where no library finds them."""
@@ -416,9 +405,7 @@ class ObjectKinds:
             return self.assumed.get(node.id, UNDEFINED)
         own = self.reaching(node, scope, bindings)
         made = frozenset().union(*(self.bound[item.node] for item in own))
-        if (scope, node.id) in self.attached:
-            made = made - {"optimizer"} | {"private"}
-        return made | self.held[scope, node.id]
+        return made - {"optimizer"} | {"private"} if (scope, node.id) in self.attached else made
 
     def reaching(self, use: ast.Name, scope: ast.AST, bindings: list[Binding]) -> list[Binding]:
         """Return the bindings that may give a name its value at a use."""
@@ -426,11 +413,10 @@ class ObjectKinds:
         if len(bindings) > 1 and scope is script.scope_of(use):
             inner: ast.AST = use
             for outer in script.ancestors(use):
-                block = next(
-                    (part for part in _blocks(outer) if any(item is inner for item in part)), None
-                )
-                if block is not None:
-                    place = next(i for i, item in enumerate(block) if item is inner)
+                lists = (part for _, part in ast.iter_fields(outer) if isinstance(part, list))
+                block = next((part for part in lists if inner in part), [])
+                if isinstance(inner, ast.stmt):
+                    place = block.index(inner)
                     for first in range(place - 1, -1, -1):
                         if _certainly_binds(block[first], use.id):
                             # What an assignment binds does not reach its own value.
@@ -581,7 +567,7 @@ class ObjectKinds:
             taken = frozenset().union(*passed)
             if "model" in taken and taken & {"data", "lots"}:
                 return VALUE
-            secrets = taken & (SECRETS - {"data", "lots"})
+            secrets = taken & OF_LOTS
             return loss_of(secrets) or UNDEFINED
         return NOTHING
 
@@ -693,15 +679,11 @@ class ObjectKinds:
         if name in NAMES["reading_builtins"]:
             return as_value(taken)
         # A name that nothing binds is an error, or what a part of a script leaves out.
-        if not taken & (SECRETS - {"data", "lots"}):
+        if not taken & OF_LOTS:
             return UNDEFINED
         return frozenset({"loss"}) if taken & {"rows", "lot"} and "value" not in taken else taken
 
     # ---- what records decide -------------------------------------------------------------
-
-    def decided_by_records(self, node: ast.AST) -> bool:
-        """Whether a condition on records decides if a node runs."""
-        return self.deciding(node) is not None
 
     def deciding(self, node: ast.AST) -> ast.expr | None:
         """Return the condition on records that decides if a node runs, if there is one."""
@@ -733,11 +715,9 @@ class ObjectKinds:
             return None
         parts = (part for item in outer.body for part in ast.walk(item))
         computed = (
-            part for part in parts
-            if isinstance(part, ast.Call | ast.BinOp | ast.Subscript)
-            and self.kinds(part) & (SECRETS - {"data", "lots"})
-        )  # fmt: skip
-        return next(computed, None)
+            part for part in parts if isinstance(part, ast.Call | ast.BinOp | ast.Subscript)
+        )
+        return next((part for part in computed if self.kinds(part) & OF_LOTS), None)
 
 
 def _test_around(outer: ast.AST, inner: ast.AST) -> ast.expr | None:
@@ -745,8 +725,6 @@ def _test_around(outer: ast.AST, inner: ast.AST) -> ast.expr | None:
     match outer:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if inner is not test:
             return test
-        case ast.Match(subject=subject) if inner is not subject:
-            return subject
         case ast.BoolOp(values=[first, *_]) if inner is not first:
             return first
     return None
@@ -779,49 +757,19 @@ def is_imported(script: Script, nodes: list[ast.expr]) -> bool:
     )
 
 
-def _blocks(node: ast.AST) -> Iterator[list[ast.AST]]:
-    for _, value in ast.iter_fields(node):
-        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-            yield value
-
-
 def _certainly_binds(statement: ast.AST, name: str) -> bool:
-    """Whether a statement always gives a name a new value, which is not made of the old one."""
-    match statement:
-        case ast.Assign(targets=targets):
-            parts: list[ast.expr] = list(targets)
-        case ast.AnnAssign(target=target, value=ast.expr()):
-            parts = [target]
-        case ast.With(items=items):
-            parts = [item.optional_vars for item in items if item.optional_vars is not None]
-            if any(_certainly_binds(inner, name) for inner in statement.body):
-                return True
-        case _:
-            return False
-    while parts:
-        part = parts.pop()
-        if isinstance(part, ast.Tuple | ast.List):
-            parts += part.elts
-        elif isinstance(part, ast.Name) and part.id == name:
-            return True
-    return False
+    """Whether an assignment always gives a name a new value, which is not made of the old one."""
+    assigned = isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None
+    return assigned and any(_binds(target, name) for target in ast.iter_child_nodes(statement))
 
 
 def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:
-    match outer:
-        case ast.For(target=target, body=body) if any(item is inner for item in body):
-            targets = [target]
-        case (
-            ast.ListComp(generators=loops)
-            | ast.SetComp(generators=loops)
-            | ast.DictComp(generators=loops)
-            | ast.GeneratorExp(generators=loops)
-        ):
-            targets = [loop.target for loop in loops]
-        case _:
-            return False
-    return any(
-        isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Store)
-        for target in targets
-        for part in ast.walk(target)
-    )
+    loops = getattr(outer, "generators", [])
+    if isinstance(outer, ast.For) and inner in outer.body:
+        loops = [outer]
+    return any(_binds(loop.target, name) for loop in loops)
+
+
+def _binds(target: ast.AST, name: str) -> bool:
+    parts = (part for part in ast.walk(target) if isinstance(part, ast.Name))
+    return any(part.id == name and isinstance(part.ctx, ast.Store) for part in parts)

@@ -204,8 +204,6 @@ class OpacusPlanReader(ScriptPlanReader):
             )
         super().add_notes()
 
-    # ---- the calibration ---------------------------------------------------------------
-
     # ---- the loader ----------------------------------------------------------------------
 
     def _loader(self) -> ast.Call | None:

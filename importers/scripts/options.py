@@ -44,10 +44,7 @@ MAX_DEPTH = 50
 
 
 def read_argparse(values: Evaluator, call: ast.Call) -> Any:
-    """Read ``parser.parse_args()``: the defaults of the only parser.
-
-    Raises ``Unreadable``.
-    """
+    """Read ``parser.parse_args()``: the defaults of the only parser; raises ``Unreadable``."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in (
         "parse_args", "parse_known_args",
     ):  # fmt: skip
@@ -190,10 +187,7 @@ def read_absl_flags(values: Evaluator, call: ast.Call) -> Any:
 
 
 def read_absl_flag(values: Evaluator, call: ast.Call) -> Any:
-    """Read an absl flag object, whose ``value`` is the flag's default.
-
-    Raises ``Unreadable``.
-    """
+    """Read an absl flag object, whose ``value`` is the flag's default; raises ``Unreadable``."""
     if last_name(call.func) not in FLAGS or len(call.args) < 2:
         return None
     name = str(values.known_value(call.args[0]))
@@ -204,10 +198,7 @@ def read_absl_flag(values: Evaluator, call: ast.Call) -> Any:
 
 
 def read_instance(values: Evaluator, call: ast.Call) -> Any:
-    """Read an instance of a class of this file, or of a well-known class.
-
-    Raises ``Unreadable``.
-    """
+    """Read an instance of a class of this file, or of a well-known class; raises ``Unreadable``."""
     node, name = _class_named(values.script, call.func), last_name(call.func)
     if node is None:
         if name not in NAMESPACE_CLASSES or call.args:
@@ -233,13 +224,8 @@ def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
 
 
 def _class_named(script: Script, function: ast.expr) -> ast.ClassDef | None:
-    if not isinstance(function, ast.Name):
-        return None
-    _, bindings = script.resolve(function.id, script.tree)
-    node = bindings[0].node if len(bindings) == 1 else None
-    if not isinstance(node, ast.ClassDef):
-        return None
-    return node
+    node = getattr(script.binding_of(function), "node", None)
+    return node if isinstance(node, ast.ClassDef) else None
 
 
 def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
@@ -309,32 +295,23 @@ def _sets_environment(node: ast.AST) -> bool:
 
 
 def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
-    """Read ``len(x)`` of a torchvision training set.
-
-    Raises ``Unreadable``.
-    """
-    match call:
-        case ast.Call(func=ast.Name(id="len"), args=[node]) if not values.script.resolve(
-            "len", values.script.tree
-        )[1]:
-            return _record_count(values, call, node)
-    return None
-
-
-def _record_count(values: Evaluator, call: ast.Call, node: ast.expr) -> int:
+    """Read ``len(x)`` of a torchvision training set; raises ``Unreadable``."""
+    script = values.script
+    if not isinstance(call.func, ast.Name) or call.func.id != "len" or len(call.args) != 1:
+        return None
+    if script.resolve("len", script.tree)[1]:
+        return None
+    node = call.args[0]
     if isinstance(node, ast.Attribute) and node.attr == "dataset":
         loader = values.origin_of(node.value)
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
             node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
     made = values.origin_of(node)
-    if made is None:
-        raise Unreadable(node, f"the length of {source_text(node)} is unknown")
-    if not isinstance(made, ast.Call) or not values.script.comes_from(made.func, VISION_PACKAGES):
-        raise Unreadable(call, "this length cannot be determined")
+    if not isinstance(made, ast.Call) or not script.comes_from(made.func, VISION_PACKAGES):
+        raise Unreadable(made or node, f"the length of {source_text(node)} is unknown")
     train = keywords_of(made).get("train")
     size = TRAINING_SET_SIZES.get(last_name(made.func) or "")
-    content = ("data", "targets", "train_data", "samples", "imgs")
-    cut = values.script.stored_attributes.keys() & content
+    cut = script.stored_attributes.keys() & ("data", "targets", "train_data", "samples", "imgs")
     if size is None or train is None or values.known_value(train) is not True or cut:
         raise Unreadable(made, "it is not a whole training set of a known size")
     return size

@@ -52,7 +52,6 @@ from affidavit.importers.scripts.step_count import (
     passes_around,
 )
 from affidavit.importers.scripts.syntax import (
-    SAME_OBJECT_WRAPPERS,
     Script,
     find_import,
     keywords_of,
@@ -440,14 +439,11 @@ class ScriptPlanReader(Quantities):
         """Add the notes that depend on what was read."""
         name = self.library.name
         if find_import(self.script, ("accelerate", *LIGHTNING)) and self.script.calls_to(
-            *SAME_OBJECT_WRAPPERS, "Trainer"
+            *NAMES["wrappers_of_the_same"], "Trainer"
         ):
             self.notes.append(f"{name}: one process trains.")
-        if loads := list(self._loads()):
-            verb = "loads" if len({call.lineno for call in loads}) == 1 else "load"
-            self.notes.append(
-                f"{name}: the weights that {_describe_lines(loads)} {verb} are public."
-            )
+        for line in dict.fromkeys(call.lineno for call in self._loads()):
+            self.notes.append(f"{name}: the weights that line {line} loads are public.")
         if PLAN_POINTERS["clip_norm"] in self.unread:
             self.notes.append(f"{name}: the clip norm is not set by the records.")
         inner: ast.AST = self.call
@@ -528,12 +524,6 @@ class ScriptPlanReader(Quantities):
     def _set_field(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
-
-
-def _describe_lines(calls: list[ast.Call]) -> str:
-    """Return ``line 3`` or ``lines 3, 9``."""
-    places = list(dict.fromkeys(str(call.lineno) for call in calls))
-    return f"line{'s' if places[1:] else ''} {', '.join(places)}"
 
 
 def _span(node: ast.Constant) -> SourceSpan:

@@ -33,7 +33,7 @@ class RecordSources:
                 if not hasattr(builtins, name):
                     self.names.add(name)
             case ast.Name() | ast.Attribute():
-                for place in self._places(node):
+                for place in self.script.places_of(node):
                     known = place in self.places or self.values.is_set_by_private_call(place)
                     if known or isinstance(place, ast.FunctionDef | ast.ClassDef):
                         continue
@@ -110,15 +110,6 @@ class RecordSources:
         bindings = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
         known = (ast.alias, ast.FunctionDef, ast.ClassDef)
         return not bindings or any(isinstance(item.node, known) for item in bindings) or None
-
-    def _places(self, node: ast.expr) -> list[ast.AST]:
-        if isinstance(node, ast.Attribute):
-            return list(self.script.stored_attributes.get(node.attr, []))
-        return (
-            [item.node for item in self.script.bindings_of(node)]
-            if isinstance(node, ast.Name)
-            else []
-        )
 
     def _value_at(self, place: ast.AST) -> ast.AST | None:
         """Return the expression whose value a place takes, or a part of it."""

@@ -20,7 +20,6 @@ from affidavit.importers.scripts.launches import Launches, read_launches
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-SAME_OBJECT_WRAPPERS = NAMES["wrappers_of_the_same"]
 LAYER_PACKAGES = ("torch", "torchvision", "tensorflow", "keras", "timm", "transformers", "sklearn")
 """Packages of layers, losses and optimisers, which never step one themselves."""
 KNOWN_PACKAGES = (
@@ -207,6 +206,12 @@ class Script:
     def bindings_of(self, name: ast.Name) -> list[Binding]:
         """Return the bindings of a name in the scope where it is looked up."""
         return self.resolve(name.id, self.scope_of(name))[1]
+
+    def places_of(self, node: ast.AST | None) -> list[ast.AST]:
+        """Return where a name or an attribute gets its values."""
+        if isinstance(node, ast.Attribute):
+            return [*self.stored_attributes.get(node.attr, ())]
+        return [item.node for item in self.bindings_of(node)] if isinstance(node, ast.Name) else []
 
     def binding_of(self, name: ast.AST | None) -> Binding | None:
         """Return the binding of a name that is bound exactly once, else None."""
@@ -476,7 +481,7 @@ def _wraps_itself(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
     targets: list[ast.expr] = outer.elts if isinstance(outer, ast.Tuple) else [name]
     match parents[outer] if isinstance(outer, ast.Tuple) else outer:
         case ast.Assign(value=ast.Call(func=ast.Attribute(attr=method), args=args)) if (
-            method in SAME_OBJECT_WRAPPERS and len(args) == len(targets)
+            method in NAMES["wrappers_of_the_same"] and len(args) == len(targets)
         ):
             same = args[targets.index(name)]
             return isinstance(same, ast.Name) and same.id == name.id

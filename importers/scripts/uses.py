@@ -21,12 +21,8 @@ from affidavit.importers.scripts.name_uses import NameUses
 from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.row_code import open_uses_of_row_code
 from affidavit.importers.scripts.row_kinds import NOTHING
-from affidavit.importers.scripts.syntax import (
-    Script,
-)
-from affidavit.importers.scripts.use_table import (
-    SECRETS,
-)
+from affidavit.importers.scripts.syntax import Script
+from affidavit.importers.scripts.use_table import SECRETS
 from affidavit.importers.scripts.values import is_left_out, source_text
 
 
@@ -128,17 +124,14 @@ class Uses:
                     why = self.calls.of_lot(node)
                 case ast.Break() | ast.Continue() | ast.Return() | ast.Raise() | ast.Assert():
                     why = self.names.of_exit(node)
-                case (
-                    ast.FunctionDef(name=str(name))
-                    | ast.ClassDef(name=str(name))
-                    | ast.ExceptHandler(name=str(name))
-                    | ast.MatchAs(name=str(name))
-                    | ast.alias(asname=str(name))
-                    | ast.alias(name=name)
-                ) if self.names.gives_another_meaning(node, name):
+                case _ if self.names.gives_another_meaning(node):
                     why = "it gives a name another meaning"
                 case ast.FunctionDef():
                     why = self.names.of_definition(node)
+                case ast.Match(subject=subject) if self.kinds.kinds(subject):
+                    why = "what it matches is not followed"
+                case ast.AsyncFor() | ast.AsyncWith():
+                    why = "what it waits for is not followed"
                 case ast.While(test=test) if self.kinds.kinds(test) & SECRETS:
                     why = "records decide how often it runs"
                 case ast.Yield() | ast.Await() | ast.YieldFrom():
