@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
+from affidavit.importers.scripts.name_uses import KNOWN_SEED
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported, is_own, is_writer
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
-from affidavit.importers.scripts.seeds import KNOWN_SEED
 from affidavit.importers.scripts.step_count import (
     enclosing_loops,
     optimizer_steps,
