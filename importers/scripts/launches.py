@@ -161,8 +161,8 @@ def _listed(folder: str, *_: int) -> tuple[str, ...]:
         names = sorted(os.listdir(folder))
     except OSError:
         return ()
-    kept = (name for name in names if os.path.splitext(name)[1].lower() not in NON_LAUNCH_SUFFIXES)
-    return tuple(os.path.join(folder, name) for name in kept)
+    paths = (name for name in names if os.path.splitext(name)[1].lower() not in NON_LAUNCH_SUFFIXES)
+    return tuple(os.path.join(folder, name) for name in paths)
 
 
 def option_name(word: str) -> str:
