@@ -3,6 +3,10 @@ from .clipping.layer_registry import KernelRefused as KernelRefused
 from .clipping.layer_registry import register_kernel as register_kernel
 from .data.numeric_data import Labelled as Labelled
 from .data.numeric_data import digits as digits
+from .data.ownership import Ownership as Ownership
+from .data.ownership import choose_records as choose_records
+from .data.ownership import count_ownership as count_ownership
+from .data.ownership import group_records as group_records
 from .models.mlp import mlp as mlp
 from .private_loop import LoopError as LoopError
 from .private_loop import PrivateRun as PrivateRun

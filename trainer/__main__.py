@@ -224,6 +224,8 @@ def main(
         _usage_errors("file_refused", "the run may not read this file", FileRefused),
     ):
         records = load_data(data)
+        if left_out := getattr(records, "left_out", 0):
+            err.print(f"{left_out} records are left out, and {len(records)} remain.")
         adapter = load_model(model, records)
     peers = Peers.join(settings.device_type)
     try:

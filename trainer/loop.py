@@ -100,6 +100,7 @@ def train(
         plan,
         records=len(data),
         most_of_a_user=getattr(data, "most_of_a_user", None),
+        most_users=getattr(data, "most_users_of_a_record", 1),
         options=options,
         search=trial is not None,
     )

@@ -22,8 +22,7 @@ Guarantees
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import GEN_CLOSED, Parameter, getgeneratorstate, signature
@@ -42,6 +41,7 @@ from affidavit.plan import Plan, read_limited, schedule
 from affidavit.trainer.adapters import Batch, Group, parts_of, select_records
 from affidavit.trainer.clipping.probe import PROBE_SEEDS
 from affidavit.trainer.data.loaded_records import LoadedRecords, digest_of_batch, tensors_of
+from affidavit.trainer.data.ownership import Ownership, count_ownership
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import Outcome, Run, StepOutputs
@@ -102,7 +102,7 @@ def private(
     blocks: Mapping[str, Sequence[str]] | None = None,
     trusted: TrustedKeys | None = None,
     options: VerificationOptions | None = None,
-    users: Sequence[Hashable] | Tensor | None = None,
+    users: Sequence[Any] | Tensor | None = None,
     example: Batch | None = None,
     digest: str | None = None,
     resume: bool | None = None,
@@ -117,10 +117,11 @@ def private(
     of a plan with several releases; a release of ``count`` above 1 has a block for each tensor.
     ``trusted`` are the keys that may certify and their policy (``affidavit.keys.trusted``), by
     default your own keys, and ``options`` your further requirements on the certificate.
-    ``users``, of shape (N,), has the user of each record, for a plan of users with several
-    records. ``example`` is a batch of at least three records to probe the model with, by default
-    some of the first records. ``digest`` identifies the data; by default each record is read for
-    it once. A run in ``out`` is resumed unless ``resume`` is false.
+    ``users``, of shape (N,), has the user of each record, for a plan of users with several records,
+    or a list or set of its users (``users_per_record``). ``example`` is a batch of at least three
+    records to probe the model with, by default some of the first records. ``digest`` identifies the
+    data; by default each record is read for it once. A run in ``out`` is resumed unless ``resume``
+    is false.
 
     Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``, and
     ``KeyFailure`` for keys that cannot be read.
@@ -148,12 +149,14 @@ def private(
             "affidavit train, or certify it without canaries."
         )
     records = LoadedRecords(loader, digest, Path(out))
+    ownership = None if users is None else _ownership(users, len(records))
     config = bind(
         bundle,
         trusted,
         plan,
         records=len(records),
-        most_of_a_user=None if users is None else _max_records_of_a_user(users, len(records)),
+        most_of_a_user=ownership and ownership.contributions_per_user,
+        most_users=ownership.users_per_record if ownership else 1,
         options=options,
     )
     if settings is None:
@@ -177,14 +180,16 @@ def private(
     return PrivateRun(run, adapter, records, Path(out), resume)
 
 
-def _max_records_of_a_user(users: Sequence[Hashable] | Tensor, records: int) -> int:
-    """Return the largest number of records of a user; ``users`` has one entry per record."""
-    names = users.tolist() if isinstance(users, Tensor) else users
-    if len(names) != records:
+def _ownership(users: Sequence[Any] | Tensor, records: int) -> Ownership:
+    """Return what a plan bounds; ``users`` has one entry per record."""
+    if len(users) != records:
         raise UnsupportedModel(
-            f"users: {len(names)} entries for {records} records. Name the user of each record."
+            f"users: {len(users)} entries for {records} records. Name the user of each record."
         )
-    return max(Counter(names).values())
+    try:
+        return count_ownership(users.tolist() if isinstance(users, Tensor) else users)
+    except ValueError as error:
+        raise UnsupportedModel(f"users: {error}") from None
 
 
 def _make_example(records: LoadedRecords) -> tuple[Batch, Callable[[Tensor], Batch] | None]:

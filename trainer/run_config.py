@@ -80,12 +80,14 @@ def bind(
     *,
     records: int,
     most_of_a_user: int | None = None,
+    most_users: int = 1,
     options: VerificationOptions | None = None,
     search: bool = False,
 ) -> RunConfig:
     """Return the run of ``plan`` that ``bundle`` certifies, on ``records`` records and canaries.
 
-    ``most_of_a_user`` is the largest number of records of a user, if the data has users.
+    ``most_of_a_user`` is the largest number of records of a user, if the data has users, and
+    ``most_users`` that of users of a record.
     ``options`` are further requirements on the certificate. ``search`` tells that this is one of
     the runs to select from. Raises ``NotCertified``.
     """
@@ -107,7 +109,7 @@ def bind(
         raise NotCertified("open_plan", f"{error}. Certify the plan again.") from None
     closed = execution.plan
     _require_runnable(closed, records)
-    _require_records_of_a_user(closed, most_of_a_user)
+    _require_ownership(closed, most_of_a_user, most_users)
     _require_same_strategies(predicate["strategies"], strategies)
     return RunConfig(
         certificate_id=predicate["certificate_id"],
@@ -171,24 +173,32 @@ def _require_runnable(plan: Plan, records: int) -> None:
         )
 
 
-def _require_records_of_a_user(plan: Plan, records: int | None) -> None:
-    allowed = plan.dataset.records_per_unit
-    if records is None and allowed > 1:
-        raise NotCertified(
-            "records_of_a_user",
-            f"the plan was certified for users of at most {allowed} records, but the data does not "
-            "name the user of each record. Name the column (--data csv:PATH,...,user=COLUMN), pass "
-            "users= to private, or define most_of_a_user in your data adapter.",
-        )
-    if (
-        plan.dataset.contributions_per_user is not None
-        and records is not None
-        and records > allowed
-    ):
+def _require_ownership(plan: Plan, records: int | None, users: int) -> None:
+    allowed, sharing = plan.dataset.records_per_unit, plan.dataset.users_per_record or 1
+    if records is None:
+        if allowed > 1 or sharing > 1:
+            raise NotCertified(
+                "records_of_a_user",
+                f"the plan was certified for users of at most {allowed} records, but the data does "
+                "not name the user of each record. Name the column (--data "
+                "csv:PATH,...,user=COLUMN), pass users= to private, or define most_of_a_user in "
+                "your data adapter.",
+            )
+        return
+    if plan.dataset.unit == "example":
+        return
+    if records > allowed:
         raise NotCertified(
             "records_of_a_user",
             f"a user has {records} records, but the plan was certified for at most {allowed}. "
-            f"Remove records, or certify the plan with contributions_per_user: {records}.",
+            "Remove records (affidavit.trainer.choose_records, or most= of --data csv), or certify "
+            f"the plan with contributions_per_user: {records}.",
+        )
+    if users > sharing:
+        raise NotCertified(
+            "users_of_a_record",
+            f"a record has {users} users, but the plan was certified for at most {sharing}. "
+            f"Certify the plan with users_per_record: {users}, under zero_out or replace_one.",
         )
 
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +37,7 @@ from torch import Tensor, nn
 
 from affidavit.evidence import Canaries, losses_as_bytes
 from affidavit.trainer.adapters import Batch, Group, ModelAdapter, digest_of_tensors
+from affidavit.trainer.data.ownership import choose_records, count_ownership
 from affidavit.trainer.sources import Options, WrongOption
 
 MAX_CLASSES = 100_000
@@ -53,13 +53,17 @@ class WrongData(ValueError):
 class Labelled:
     """Features (N, f) in float32 and classes (N,) from 0.
 
-    ``most_of_a_user`` is the largest number of records of a user, or None if users are unknown.
+    ``most_of_a_user`` is the largest number of records of a user, or None if users are unknown, and
+    ``most_users_of_a_record`` the largest number of users of a record. ``left_out`` is the number
+    of records that were left out so that no user has too many.
     """
 
     inputs: Tensor
     labels: Tensor
     classes: int
     most_of_a_user: int | None = None
+    most_users_of_a_record: int = 1
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -106,20 +110,34 @@ def csv_file(argument: str) -> Labelled:
     path = options.file()
     label, classes = options.text("label"), options.integer("classes", minimum=2)
     user = options.text("user", "") or None
+    separator = options.text("separator", "") if user else ""
+    most = options.integer("most", minimum=1) if user and "most" in options.named else None
     options.require_all_read()
     if classes > MAX_CLASSES:
         raise WrongOption(f"--data csv: classes={classes}; at most {MAX_CLASSES} are supported.")
-    return read_csv(path, label=label, classes=classes, user=user)
+    return read_csv(path, label=label, classes=classes, user=user, separator=separator, most=most)
 
 
-def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -> Labelled:
-    """Return the records of a file; ``label`` and ``user`` are columns. Raises ``WrongData``."""
+def read_csv(
+    path: Path,
+    *,
+    label: str,
+    classes: int,
+    user: str | None = None,
+    separator: str = "",
+    most: int | None = None,
+) -> Labelled:
+    """Return the records of a file; ``label`` and ``user`` are columns.
+
+    A cell of ``user`` has several users if it contains ``separator``. With ``most``, records are
+    left out so that no user has more of them. Raises ``WrongData``.
+    """
     rows = _read_rows(path)
     _, header = next(rows, (1, []))
     place = _find_column(path, header, label)
     whose = None if user is None else _find_column(path, header, user)
     inputs, labels = [], []
-    records: Counter[str] = Counter()
+    users: list[list[str]] = []
     for line, row in rows:
         if len(row) != len(header):
             raise WrongData(
@@ -127,7 +145,8 @@ def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -
             )
         labels.append(_parse_label(f"{path}, line {line}, column {label}", row[place], classes))
         if whose is not None:
-            records[row[whose].strip()] += 1
+            names = row[whose].split(separator) if separator else [row[whose]]
+            users.append([name.strip() for name in names if name.strip()] or [""])
         inputs.append(
             [
                 _parse_number(f"{path}, line {line}, column {name}", value)
@@ -137,11 +156,15 @@ def read_csv(path: Path, *, label: str, classes: int, user: str | None = None) -
         )
     if not inputs:
         raise WrongData(f"{path} has no records below the header.")
+    chosen = range(len(inputs)) if most is None else choose_records(users, most)
+    ownership = count_ownership([users[record] for record in chosen]) if users else None
     return Labelled(
-        torch.tensor(inputs, dtype=torch.float32),
-        torch.tensor(labels),
+        torch.tensor([inputs[record] for record in chosen], dtype=torch.float32),
+        torch.tensor([labels[record] for record in chosen]),
         classes=classes,
-        most_of_a_user=max(records.values()) if records else None,
+        most_of_a_user=None if ownership is None else ownership.contributions_per_user,
+        most_users_of_a_record=1 if ownership is None else ownership.users_per_record,
+        left_out=len(inputs) - len(chosen),
     )
 
 

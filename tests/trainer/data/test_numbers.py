@@ -33,6 +33,17 @@ def test_the_column_of_users_is_counted_and_is_no_feature(tmp_path: Path) -> Non
         csv_file(f"{path},label=kind,classes=2,user=whom")
 
 
+def test_a_cell_may_have_several_users_and_records_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("who,a,kind\nann; bob;,1,0\nbob,2,1\nann;,3,1\n")
+    shared = f"{path},label=kind,classes=2,user=who,separator=;"
+    data, bounded = csv_file(shared), csv_file(f"{shared},most=1")
+    assert (data.most_of_a_user, data.most_users_of_a_record, data.left_out) == (2, 2, 0)
+    assert bounded.inputs.tolist() == [[2], [3]]
+    assert (bounded.most_of_a_user, bounded.most_users_of_a_record, bounded.left_out) == (1, 1, 1)
+    assert csv_file(f"{path},label=kind,classes=2,user=who").most_users_of_a_record == 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -197,6 +197,9 @@ def test_data_in_which_a_user_has_more_records_than_certified_is_refused() -> No
     with pytest.raises(NotCertified) as refusal:
         bind(bundle, trusting(KEY.public), plan, records=RECORDS, most_of_a_user=3)
     assert refusal.value.code == "records_of_a_user"
+    with pytest.raises(NotCertified) as refusal:
+        bind(bundle, trusting(KEY.public), plan, records=RECORDS, most_of_a_user=2, most_users=2)
+    assert refusal.value.code == "users_of_a_record"
     with pytest.raises(NotCertified, match="does not name the user of each record"):
         bind(bundle, trusting(KEY.public), plan, records=RECORDS)
 

@@ -227,6 +227,8 @@ def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
         (None, "does not name the user"),
         ([place // 3 for place in range(RECORDS)], "a user has 3 records"),
         (list(range(RECORDS - 1)), "59 entries for 60"),
+        ([[place, place + 1] for place in range(RECORDS)], "a record has 2 users"),
+        ([[]] * RECORDS, "record 0 has no user"),
         (torch.arange(RECORDS) // 2, None),
     ],
 )
