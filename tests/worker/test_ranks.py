@@ -70,7 +70,7 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     worker.send_signal(signal.SIGKILL)
     worker.wait(TIMEOUT_SECONDS)
     wait_until(lambda: not ranks_of(run), LIMIT, said=shop.logs)
-    time.sleep(LEASE + 0.5)  # one that is to end when nothing waits must not ask before
+    time.sleep(LEASE + 0.5)  # then the lease of the worker that was killed is certainly over
 
     allocated = by_slurm(
         shop, "--processes", "2", "--lease", "5", "--wait", "0.1", "--queue", "default"

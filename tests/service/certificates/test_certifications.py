@@ -311,6 +311,7 @@ def test_plans_that_look_quick_are_charged_and_limited(
     closed = plan_from(plan(sampling={"scheme": "full_batch"}))
     assert pool.is_quick(closed)
     monkeypatch.setattr(pool, "QUICK_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "SUSTAINED_SHARE", 0.0)  # what was used is not forgotten meanwhile
     accounting = AccountingPool(1, 600)
     ran: list[tuple[str, Any]] = []
 

@@ -101,7 +101,7 @@ def _post_until_killed(
     for item in callers:
         item.start()
     begun.wait()
-    time.sleep(moment)
+    time.sleep(moment)  # whatever the service is then doing
     below = processes_of(server.process.pid)
     server.stop(signal.SIGKILL)
     for entry in callers:

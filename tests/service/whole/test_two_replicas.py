@@ -137,6 +137,11 @@ class Load:
             for thread in threads:
                 thread.join()
 
+    def grow(self) -> None:
+        """Wait until every client has made some more reservations, or was refused them."""
+        least = len(self.reserved) + 4 * CLIENTS
+        wait_until(lambda: len(self.reserved) > least)
+
     def take(self) -> tuple[Counter[int], dict[int, float]]:
         """Statuses and the slowest answer of each replica since the last time."""
         taken = self.statuses, self.slowest
@@ -228,7 +233,7 @@ def _soak(
     status, said = other.ready()
     assert (status, "clock_skewed" in said) == (503, True), said
     with load.running():
-        time.sleep(10)
+        load.grow()
     statuses, _ = load.take()
     assert set(statuses) == {200, 201, 503}, statuses
     first = consistent(url, load)
@@ -241,11 +246,11 @@ def _soak(
     for hung, well in ((right, other), (other, right)):
         assert hung.process is not None
         with load.running():
-            time.sleep(2)
+            load.grow()
             hung.process.send_signal(signal.SIGSTOP)
-            time.sleep(HUNG_SECONDS)
+            time.sleep(HUNG_SECONDS)  # longer than the database waits for it
             hung.process.send_signal(signal.SIGCONT)
-            time.sleep(2)
+            load.grow()
         statuses, slowest = load.take()
         assert not {code for code in statuses if code >= 500} - {503}, statuses
         assert slowest[well.port] < LONGEST, slowest
@@ -254,15 +259,13 @@ def _soak(
     # PostgreSQL restarted under load, as after a crash and in order.
     old = server.directory / "old"
     for sent in (signal.SIGQUIT, signal.SIGINT):
-        before = len(load.reserved)
         with load.running():
-            time.sleep(2)
+            load.grow()
             server.stop(sent)
             if sent is signal.SIGINT:
                 subprocess.run(["cp", "-a", server.directory / "data", old], check=True)
             server.start()
-            wait_until(lambda least=before + 4 * CLIENTS: len(load.reserved) > least)
-            time.sleep(5)
+            load.grow()
         statuses, slowest = load.take()
         assert not {code for code in statuses if code >= 500} - {503}, statuses
         assert max(slowest.values()) < LONGEST, slowest
@@ -278,9 +281,8 @@ def _soak(
         count = text("SELECT count(*) FROM ledger_events")
         events = connection.execute(count).scalar_one()
         assert connection.execute(text("SELECT count(*) FROM reservations")).scalar_one() < stored
-    before = len(load.reserved)
     with load.running():
-        wait_until(lambda: len(load.reserved) > before + 4 * CLIENTS)
+        load.grow()
     statuses, _ = load.take()
     assert not {code for code in statuses if code < 500}, statuses
     for replica in replicas:  # and once more when they start again

@@ -88,7 +88,7 @@ def own_postgresql_url(own_postgresql: Cluster) -> str:
 
 def restarted(cluster: Cluster, sent: signal.Signals, away: float = 0.0) -> None:
     cluster.stop(sent)
-    time.sleep(away)
+    time.sleep(away)  # in which the service has no database
     cluster.start()
 
 
