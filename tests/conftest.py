@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -122,11 +123,14 @@ def _named(parameters: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _take_one_database(items: list[pytest.Item]) -> None:
-    """Of a test in two databases leave one to the soak, by turns, if it is not ``in_both``."""
+    """Of a test in two databases leave one to the soak, if it is not ``in_both``.
+
+    A third takes PostgreSQL, where a test takes twice the time.
+    """
     ordinary = {item.nodeid for item in items if not item.get_closest_marker("soak")}
     for item in items:
         both = sorted({item.nodeid, _in_other_database(item.nodeid)} & ordinary)
-        left_out = both[crc32(both[0].encode()) % 2] if len(both) == 2 else None
+        left_out = both[crc32(both[0].encode()) % 3 == 0] if len(both) == 2 else None
         if item.nodeid == left_out and not item.get_closest_marker("in_both"):
             item.add_marker("soak")
 
@@ -154,7 +158,14 @@ def _in_other_database(nodeid: str) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage seldom, and never again in what was imported and collected."""
+    """Look for garbage seldom, and never again in what was imported and collected.
+
+    pytest attaches two handlers in each phase of a test to every logger that does not propagate,
+    which are some two hundred of PyTorch.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)

@@ -180,6 +180,7 @@ def test_few_releases_of_a_large_loss_take_no_fine_grid() -> None:
     ).epsilon(1e-5).upper * (1 + 1e-9)
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("event0")
 @pytest.mark.parametrize(
     "event", [POISSON, events.Composed(events=(POISSON, events.Gaussian(noise_multiplier=3)))]

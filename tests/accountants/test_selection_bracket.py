@@ -205,6 +205,7 @@ CORRELATED = events.BallsInBinsGaussian(
 )
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize(
     ("run", "second", "most"),

@@ -98,6 +98,7 @@ def test_a_target_inside_the_bracket_is_told_from_the_true_value(
 TRUNCATED = {"sampling": {"scheme": "truncated_poisson", "lot_size": 500, "max_lot_size": 520}}
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not *-certified")
 @pytest.mark.parametrize(
     ("target", "verdict"), [(3.1, "under_noised"), (3.7, "unproved"), (4.3, "certified")]
@@ -122,6 +123,7 @@ def test_a_target_between_the_proved_ends_is_neither_met_nor_missed(
     assert {reason.code for reason in result.reasons} <= {verdict}
 
 
+@pytest.mark.soak
 def test_lots_of_fixed_size_that_the_wide_bracket_leaves_open_are_decided(make_plan: Any) -> None:
     def judged(target: float | None) -> Any:
         plan = make_plan(
@@ -380,6 +382,7 @@ def test_a_metric_that_only_another_engine_reaches_lowers_nothing(plan_of: Any, 
         assert result.epsilon.upper >= alone.epsilon.lower
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("once")
 @pytest.mark.parametrize("drawn", ["once", "each_epoch"])
 def test_bins_that_are_kept_within_a_phase_are_thrown_anew_for_the_next(

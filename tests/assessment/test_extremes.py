@@ -83,6 +83,7 @@ CLAIMED = [
 ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary(
     "not changes5", "not changes11", "not changes12", "not changes18", "not changes19"
 )

@@ -246,6 +246,7 @@ def test_participations_that_are_apart_are_proved_and_no_fewer(
         lowered_and_required(SEPARATED, bound=bound)
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("1")
 @pytest.mark.parametrize("records", [1, 3])
 def test_a_certificate_that_rests_on_participations_is_proved(records: int) -> None:

@@ -37,6 +37,7 @@ def test_a_right_claim_is_none_and_passes(answer: Any, claim: tuple[str, str]) -
     assert result["corrected"] is None
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("changes", "exit_code", "codes"),
     [

@@ -49,6 +49,7 @@ UNUSED = MODELS | {
 """What help, codes, keys and cached results do not need."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("command", "unused"),
     [

@@ -233,6 +233,7 @@ def test_a_curve_has_the_lower_ends_of_its_certificate() -> None:
     assert affidavit.Curve(answer, tables).epsilon(1e-6).lower == answer.epsilon.lower > 0
 
 
+@pytest.mark.soak
 def test_results_show_themselves(plan: affidavit.Plan) -> None:
     answer = affidavit.certify(plan, **QUICK)
     swept = affidavit.sweep(plan, {"steps": [100, 200]})

@@ -28,6 +28,7 @@ TREES = dp_event.SingleEpochTreeAggregationDpEvent(4.0, [3, 9, 16])
 CUT = dp_event.TruncatedSubsampledGaussianDpEvent(50, 0.1, 9, 1.5)
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not TruncatedSubsampled*", "not RepeatAndSelectDpEvent0")
 @pytest.mark.parametrize(
     "event",
@@ -73,6 +74,7 @@ def test_samples_of_fixed_size_cost_what_a_plan_of_them_does() -> None:
     assert not affidavit.PrivacyAccountant(ZERO_OUT).supports(event)
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("inf")
 @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
 def test_a_repeated_run_is_a_plan(shape: float) -> None:

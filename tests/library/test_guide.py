@@ -58,6 +58,7 @@ def peers(names: dict[str, Any]) -> Callable[[str], float]:
     return cache(lambda code: float(eval(code, names)))
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not theirs11-*", "not theirs12-*", "not dp_accounting.calibrate*")
 @pytest.mark.filterwarnings("ignore:Optimal order")
 @pytest.mark.parametrize(("theirs", "ours"), ROWS)

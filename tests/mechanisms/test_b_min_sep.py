@@ -117,6 +117,7 @@ def spent(
     return max(estimates)
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("1.5-*-True", "0.5-noise0-*-False")
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
@@ -162,6 +163,7 @@ def test_each_bound_of_a_replaced_record_contains_what_enumerated_participations
         assert FourierAccountant().curve(bound).delta(0.5).lower <= truth + error
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(
     ("noise", "coefficients"),

@@ -51,6 +51,7 @@ def mixture(centres: list[tuple[float, float]], sigma: float) -> np.ndarray:
     return np.asarray(total / total.sum())
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("changes", "over", "under"),
     [
@@ -121,6 +122,7 @@ def apart() -> Patterns:
     return result
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("sampling", "draws"),
     [

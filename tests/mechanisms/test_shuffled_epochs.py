@@ -114,6 +114,7 @@ def upper_ends(event: events.Event, epsilons: tuple[float, ...]) -> list[float]:
     return [curve.delta(epsilon).upper for epsilon in epsilons]
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not 1-0.7-*")
 @pytest.mark.parametrize("place", ["replace_one", "zero_out"])
 @pytest.mark.parametrize(("lot", "carry"), [(1, 0.0), (2, 0.0), (1, 0.7), (2, -0.5)])

@@ -57,6 +57,7 @@ def test_five_steps_multiply_it_by_about_the_predicted_gain(momentum: np.ndarray
     assert np.linalg.norm(output) / math.sqrt(SIDE) < 0.3, "far from orthogonal"
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("paper-*")
 @pytest.mark.parametrize(("start", "rough"), [("paper", 0.23), ("frobenius", 0.7)])
 def test_the_typical_singular_value_that_comes_out_is_about_the_predicted(
@@ -70,6 +71,7 @@ def test_the_typical_singular_value_that_comes_out_is_about_the_predicted(
     assert predicted * (1 - 1 / 7) < result < predicted * 1.01
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("frobenius-*")
 @pytest.mark.parametrize(("start", "low", "high"), [("paper", 0, 1e-4), ("frobenius", 0.2, 0.4)])
 def test_the_bias_correction_is_a_no_op_without_a_frobenius_start(

@@ -87,6 +87,7 @@ def small() -> Iterator[Launch]:
         yield started
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("none", *ORDINARY)
 @pytest.mark.parametrize("name", ["none", *FAULTS])
 def test_a_published_kind_of_fault_is_named(tmp_path: Path, small: Launch, name: str) -> None:

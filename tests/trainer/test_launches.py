@@ -32,7 +32,7 @@ def launches() -> Iterator[ModuleType]:
     ("place", "layers", "is_flat", "most_launches", "most_bytes"),
     [
         (1, LAYERS, False, 1.6, 1.09),
-        (2, LAYERS, False, 1.02, 1.03),
+        pytest.param(2, LAYERS, False, 1.02, 1.03, marks=pytest.mark.soak),
         (4, 1, True, 2.25, 1.08),
         pytest.param(1, 12, False, 0.98, 1.11, marks=pytest.mark.soak),
         pytest.param(5, 12, False, 1.01, 1.12, marks=pytest.mark.soak),
@@ -85,6 +85,7 @@ def test_a_private_microbatch_is_one_graph(launches: ModuleType) -> None:
     assert losses.shape == (2,)
 
 
+@pytest.mark.soak
 def test_the_graph_adds_what_a_microbatch_does(
     launches: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -511,6 +511,7 @@ DEMANDS: dict[str, tuple[dict[str, Any], TrustPolicy]] = {
 """What the policy of a keyset demands, by the code of a bundle that does not have it."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("code", DEMANDS)
 def test_every_command_applies_the_policy_of_the_keyset(

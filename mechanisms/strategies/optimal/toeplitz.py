@@ -172,7 +172,7 @@ def best_lambda(steps: int, workload: Workload, participation: Participation) ->
     return _least(loss, GRID)
 
 
-GAMMAS = np.concatenate([np.linspace(0.1, 0.9, 5), 1 - np.geomspace(0.1, 1e-5, 9)[1:], [1.0]])
+GAMMAS = np.concatenate([np.linspace(0.1, 0.9, 9), 1 - np.geomspace(0.1, 1e-9, 25)[1:], [1.0]])
 """Values of γ that are evaluated first."""
 
 

@@ -115,6 +115,7 @@ def event(case: Case) -> events.Event:
             raise AssertionError(f"no event for a release of the kind {unknown}")
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not *truncated_*", "not *in cut lots*")
 @pytest.mark.parametrize("name", [*ROWS, *WITHOUT_A_ROW])
 def test_no_data_set_shows_more_than_a_release_is_certified_for(name: str) -> None:

@@ -32,6 +32,7 @@ def adaptive(event: events.Event) -> AdaptiveCurve:
     return curve
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.0), (0.1, 2.0), (0.5, 0.7), (0.05, 8.0)])
 def test_one_curve_is_above_that_of_any_three_points_of_the_ball(rate: float, sigma: float) -> None:
     """Random and extreme triangles, by quadrature over the plane that holds them."""
@@ -141,6 +142,7 @@ def test_a_chain_of_few_links_is_refined_and_a_long_one_is_not() -> None:
     assert curve(30).refined is None
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("delta", [1e-13, 0.3])
 @pytest.mark.parametrize("event", [lots(0.0001, 0.3, 5000), lots(0.9, 100.0, 3)])
 def test_extremes_are_bounded_or_left_to_the_wide_bracket(

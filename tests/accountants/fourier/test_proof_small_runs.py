@@ -232,6 +232,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("inversion first-*-run[0789]-*", "lattice alone-*")
 @pytest.mark.parametrize(("replace", "run", "delta"), RUNS)
 def test_small_runs_agree_with_plain_convolution(

@@ -52,6 +52,7 @@ def spread(rng: np.random.Generator, kind: str, size: int) -> tuple[Any, Any]:
     return sigmas, rates
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("*-both", "False-*")
 @pytest.mark.parametrize("kind", ["noise", "rate", "both"])
 @pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
@@ -200,6 +201,7 @@ def test_a_long_schedule_is_taken_release_by_release(by_lattice: bool) -> None:
     assert wider.lower <= exact.lower < exact.upper <= wider.upper
 
 
+@pytest.mark.soak
 def test_runs_of_the_same_cells_have_answers_of_their_own() -> None:
     first, second = (
         FourierAccountant()._curve(run(np.geomspace(0.7, 1.4, 260), np.full(260, q), [4] * 260))

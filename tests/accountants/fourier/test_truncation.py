@@ -315,6 +315,7 @@ QUADRATURE = 1e-4
 """Relative error of the sums over ``out``, with room."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("2-*-zero_out", "1-*-replace_one")
 @pytest.mark.parametrize("neighbours", ALL)
 @pytest.mark.parametrize(

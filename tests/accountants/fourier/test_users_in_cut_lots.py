@@ -98,6 +98,7 @@ CASES = [
 ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("*_size=3, * max_lot_size=1, *")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_data_set_passes_the_bound_and_one_reaches_the_lower_end(
@@ -169,6 +170,7 @@ def test_lots_that_are_always_crowded_are_samples_at_half_the_noise() -> None:
     assert cut.upper == pytest.approx(mixture.upper, rel=1e-4)
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("zero_out")
 @pytest.mark.parametrize("neighbours", ["add_remove", "zero_out"])
 def test_a_chain_of_neighbours_bounds_users_where_lots_are_often_full(

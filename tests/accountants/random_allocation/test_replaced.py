@@ -113,6 +113,7 @@ def test_a_plan_of_several_epochs_is_bounded_by_it() -> None:
     assert delta(document, epsilon=1.0) == pytest.approx(own, rel=1e-3)
 
 
+@pytest.mark.soak
 def test_replaced_records_compose_over_epochs_and_over_steps_drawn_for_each_record() -> None:
     document = {
         "version": 1,

@@ -109,6 +109,7 @@ ATTAINED: dict[str, tuple[Plan, Fault]] = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not records in a random order*", "not bins that are *")
 @pytest.mark.parametrize("name", ATTAINED)
 def test_what_no_record_attains_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ def plan_with(extra: str, scheme: str, adjacency: str) -> Plan:
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("poisson-*", "*-gaussian")
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("scheme", SAMPLERS)
@@ -63,6 +64,7 @@ def test_every_kind_is_searched_under_every_sampler(extra: str, scheme: str) -> 
         assert result.reading.epsilon >= 0
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("gaussian", "sampled", "quantile")
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_claim_beside_a_target_that_is_missed_is_answered(extra: str) -> None:

@@ -79,6 +79,7 @@ def test_the_claim_is_what_its_source_computes(vector: dict[str, Any]) -> None:
     assert float(vector["claim"]) == pytest.approx(oracle(vector["oracle"]), rel=ROUNDED_NOISE)
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary(
     "not disk-combined-late",
     "not *-as-it-was-sampled",
@@ -97,6 +98,7 @@ def test_the_mistake_is_named_first(vector: dict[str, Any]) -> None:
         assert first.reading.accountant == vector["accountant"]
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary(
     "not fixed-lots-*", "not *-as-it-was-sampled", "not best-of-ten*", "not twelve-clipped*"
 )

@@ -184,6 +184,7 @@ kind: Service
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("*-bad_text", "*-under_noised", "*-yaml_alias", "bad.YML-*")
 @pytest.mark.parametrize(
     ("name", "raw", "rule"),
@@ -268,6 +269,7 @@ def test_what_is_no_file_is_passed_over(run: Any) -> None:
         assert (result.exit_code, result.stdout.count("certified")) == (0, 1)
 
 
+@pytest.mark.soak
 def test_a_pipe_that_is_named_is_read(affidavit: Any) -> None:
     mended = affidavit("check", "/dev/stdin", "--fix", stdin=WEAK)
     assert (mended.returncode, "fixed" in mended.stderr) == (1, False)

@@ -125,6 +125,7 @@ REPOSITORIES: dict[str, Callable[[], None]] = {
 """The ten that were found, and variations of each."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", REPOSITORIES)
 def test_a_repository_that_hung_is_checked_within_its_deadline(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

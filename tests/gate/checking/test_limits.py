@@ -61,6 +61,7 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("act", "told"),
     [
@@ -313,6 +314,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_returned(
         read_inside("plans/plan.yaml", here, 1 << 20)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("pattern", ["**/*.yaml", "*/*/*/*/*/*/*/*/*/*/*.yaml", "**/**/**/*.yaml"])
 @pytest.mark.parametrize("target", [".", "..", "loop"])
 def test_links_to_folders_above_do_not_multiply_the_work(
@@ -332,6 +334,7 @@ def test_links_to_folders_above_do_not_multiply_the_work(
     assert seconds < 2.0
 
 
+@pytest.mark.soak
 def test_deep_folders_and_long_chains_of_links_leave_the_others_their_results(
     checked: Any,
 ) -> None:

@@ -19,6 +19,7 @@ for before, case in pairwise(CASES):
         case["script"] = before["script"].replace(*case.get("replace", ("", "")))
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary(
     "not *_vectorized.py",
     "not *linear_regression_dp_simple.py",

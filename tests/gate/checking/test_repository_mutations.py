@@ -86,7 +86,7 @@ def _refuses(number: int, seed: int) -> None:
 
 
 def test_some_late_changes_of_public_forms_do_not_pass() -> None:
-    _refuses(150, seed=3)
+    _refuses(75, seed=3)
 
 
 @pytest.mark.soak

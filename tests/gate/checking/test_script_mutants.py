@@ -34,7 +34,7 @@ def test_no_script_that_spends_more_is_certified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert not _passing(Random(seeded(5)), 60)
+    assert not _passing(Random(seeded(5)), 30)
 
 
 def test_harmless_edits_ask_little_or_nothing(

@@ -54,6 +54,7 @@ def _passes(library: str, number: int, seed: int) -> int:
     return read
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("library", BASES)
 def test_a_hundred_mutated_scripts_are_never_passed_for_more_than_they_run(library: str) -> None:
     assert _passes(library, 100, seed=1) > 10

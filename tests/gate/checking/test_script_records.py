@@ -134,6 +134,7 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
     assert is_stopped(text_of(row=row))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "loss",
     [
@@ -344,6 +345,7 @@ def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -
         assert is_right(text_of(data=model + made), faulty=faulty)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("data", "after", "code"),
     [

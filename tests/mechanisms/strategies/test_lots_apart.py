@@ -51,6 +51,7 @@ def test_no_two_lots_have_a_larger_product(strategy: Strategy, bins: int) -> Non
         assert np.all(part <= told.common + told.own * np.eye(told.lots) + 1e-9)
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("*-6", "sqrt-60")
 @pytest.mark.parametrize("bins", [6, 60])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)

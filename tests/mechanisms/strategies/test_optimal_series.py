@@ -322,6 +322,7 @@ class TestBuffered:
         # Momentum pulls N's fastest pole to zero, where this family of strategies ends.
         assert one_step_better(loss, point) < (1e-4 if workload.momentum else 1e-6)
 
+    @pytest.mark.soak
     @pytest.mark.ordinary("0.9-rms")
     @pytest.mark.parametrize("objective", ["rms", "max"])
     @pytest.mark.parametrize("momentum", [0.0, 0.9])

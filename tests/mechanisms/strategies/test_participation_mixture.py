@@ -153,6 +153,7 @@ def test_independent_noise_has_the_square_root_of_the_participations() -> None:
         assert binom.sf(participations - 1, 1000, 0.001) <= above[place]
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("0-0.1", "1-0.5", "2-0.1")
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("seed", range(6))

@@ -35,7 +35,7 @@ from affidavit.service.tables.policies import waivers
 from affidavit.service.tables.runs import runs
 from affidavit.trust import KeyStore, Revocation, Roots, SigningKey, draft_keyset, format_instant
 from tests.service.conftest import EACH_SCOPE, ONCE, client_of, tokens_for
-from tests.support.random_seeds import seeded
+from tests.support.random_seeds import examples, seeded
 from tests.support.run_records import replay_record
 
 TABLES = {entry_type.table.name: entry_type.table for entry_type in ENTRY_TYPES}
@@ -295,7 +295,7 @@ def test_no_replica_writes_on_rows_that_the_log_contradicts(site: Site, plan: An
         with site.tampered((name, change)):
             site.refuses(plan, number % 2, name)
     assert site.contradicted(0) == site.contradicted(1) == set()
-    _tell_pairs(site, plan, Random(seeded(3)).sample(PAIRS, 9))
+    _tell_pairs(site, plan, Random(seeded(3)).sample(PAIRS, examples(24)))
 
 
 @pytest.mark.soak
@@ -318,10 +318,10 @@ def test_rows_of_another_team_are_told(site: Site, plan: Any) -> None:
 
     alone = [((name,), told) for name, (_, told) in OWNED.items()]
     # The runs are then where their certificates are.
-    for names, told in [*alone, (("certificates", "runs"), {"certificates"})]:
+    together = (("certificates", "runs"), {"certificates"})
+    for number, (names, told) in enumerate([*alone, together]):
         move(names, "others")
-        for replica in range(2):
-            site.refuses(plan, replica, *told)
+        site.refuses(plan, number % 2, *told)
         with snapshot(site.owner) as connection:
             found = [f"{item.where} {item.message}" for item in audit(connection, [])]
         assert all(any(name in text or "team" in text for text in found) for name in told)

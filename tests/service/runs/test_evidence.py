@@ -288,6 +288,7 @@ def added_again(
     return CliRunner().invoke(app, command).exit_code
 
 
+@pytest.mark.soak
 @ON_SQLITE
 def test_the_service_has_tests_and_a_timestamp_of_its_own(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,7 @@ EXCHANGES: list[tuple[str, str, str, Any, dict[str, str], int]] = [
 ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("method", "path", "filled", "body", "headers", "status"), EXCHANGES)
 def test_an_answer_has_a_documented_status_media_type_and_shape(
     client: TestClient,

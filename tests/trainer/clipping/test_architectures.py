@@ -50,6 +50,7 @@ def require_equal_sums(name: str, case: Case) -> None:
         assert gap <= tolerance * float(expected[n].abs().max()) + 1e-12, n
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not llama", "not gemma2", "not mixtral", "not vit")
 @pytest.mark.parametrize("name", CHEAP)
 def test_sums_equal_those_of_single_records(name: str) -> None:

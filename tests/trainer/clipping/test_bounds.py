@@ -70,6 +70,7 @@ def pairs(dtype: torch.dtype, steps: int, wide: int, high: int) -> list[tuple[Te
     return [(a.to(dtype), b.to(dtype)) for a, b in result]
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary(
     "64-*-1e-09-*-dtype0", "6-*-100000.0-*-dtype1", "1-*-1e-09-*-dtype1", "1-*-100000.0-*-dtype0"
 )
@@ -90,6 +91,7 @@ def test_a_matrix_adds_no_more_than_its_clip_norm(
         assert length(added) <= clip_norm
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clip_norm", [1e-9, 1e5])
 def test_tables_and_small_tensors_add_no_more_than_their_clip_norm(
@@ -101,6 +103,7 @@ def test_tables_and_small_tensors_add_no_more_than_their_clip_norm(
             assert length(of.clipped_sum(clip_norm)) <= clip_norm
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("1e-09-*")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clip_norm", [1e-9, 1e5])

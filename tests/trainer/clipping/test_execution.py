@@ -91,6 +91,7 @@ def test_recomputed_layers_are_run_for_all_records_at_once(reentrant: bool) -> N
 
 
 # PyTorch looks at the gradient of what is no leaf while it traces.
+@pytest.mark.soak
 @pytest.mark.ordinary("False")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("recompute", [None, False])

@@ -270,6 +270,7 @@ def test_it_stops_early_on_public_data_and_loads_the_best_model(tmp_path: Path) 
     require_same([last[name] for name in names], own_loop()[done.global_step - 1])
 
 
+@pytest.mark.soak
 def test_what_has_no_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "affidavit"):
         here = trainer(
@@ -293,6 +294,7 @@ def test_fewer_steps_than_certified_are_a_stop(tmp_path: Path) -> None:
     assert (here.run.outcome.ended, here.run.outcome.charged) == ("stopped", 5)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -138,6 +138,7 @@ def test_a_saved_run_continues_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(weights(module.model), own_loop(paused=4)[-1])
 
 
+@pytest.mark.soak
 def test_it_stops_early_on_public_data(tmp_path: Path) -> None:
     module = Module(tmp_path)
     stop = lightning.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)

@@ -91,6 +91,7 @@ def test_norms_follow_the_counts_and_the_noise_follows_the_norms(run: Run) -> No
     assert result.conformant, result.findings
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("*-unknown_fields0", "*-clip_norm_above0", "*-noise_below")
 @pytest.mark.parametrize(
     ("change", "code"),

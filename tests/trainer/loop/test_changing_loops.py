@@ -196,6 +196,7 @@ IN_VALUES: dict[str, Loss] = {
 }  # fmt: skip
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("hook of a layer's output", "hook of the losses", "gated", "neighbours")
 @pytest.mark.parametrize("name", IN_VALUES)
 def test_a_change_that_only_values_show_stops_where_it_is_probed(
@@ -283,6 +284,7 @@ CHANGES: dict[str, Callable[[Deep], None]] = {
 }  # fmt: skip
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("tie", "centre_features", "norm_over_records")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_of_the_model_stops_at_its_step(tmp_path: Path, name: str) -> None:

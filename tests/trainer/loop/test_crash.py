@@ -440,6 +440,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
     assert created.outcome.charged == STEPS
 
 
+@pytest.mark.soak
 def test_a_run_that_died_before_its_first_checkpoint_is_started_anew(tmp_path: Path) -> None:
     """Its record has a header and nothing else: no key was used, and nothing is charged."""
     plan, out = plan_with(), tmp_path / "run"

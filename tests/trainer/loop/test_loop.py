@@ -302,6 +302,7 @@ class Narrow(SmallModel):
         return super().losses((x.bfloat16(), y.bfloat16()))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("name", "rate"), [("dp_sgd", 1e-3), ("dp_adamw", 2e-4)])
 def test_updates_below_the_precision_of_a_parameter_add_up(
     run: Run, name: str, rate: float

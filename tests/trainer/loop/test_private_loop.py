@@ -286,6 +286,7 @@ def interrupted_loss(run: PrivateRun, batch: Any) -> None:
     take_step(run, batch)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "wrong",
     [

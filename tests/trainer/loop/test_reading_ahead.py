@@ -112,6 +112,7 @@ def test_a_step_runs_while_the_next_lot_is_read(tmp_path: Path) -> None:
     assert overlaps == STEPS - 1
 
 
+@pytest.mark.soak
 def test_a_worker_s_failure_ends_the_loop_and_the_run_resumes(tmp_path: Path) -> None:
     class Failing(Numbered):
         def __getitem__(self, place: int) -> Any:
@@ -140,6 +141,7 @@ def killed(out: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.soak
 def test_a_run_that_was_killed_resumes_at_once(tmp_path: Path) -> None:
     process = FORKED.Process(target=killed, args=(tmp_path,))
     process.start()

@@ -61,6 +61,7 @@ def squares(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch[0]).squeeze(1) - batch[1]).square()
 
 
+@pytest.mark.soak
 def test_batch_normalisation_with_frozen_statistics_is_an_affine_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_refusal_names_its_remedy(tmp_path: Path, name: str) -> None:
         begin_run(tmp_path, build(), losses=losses, loader=DataLoader(data, batch_size=5))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", REMEDIES)
 def test_the_remedy_trains(tmp_path: Path, name: str) -> None:
     build, losses, data = REMEDIES[name]
@@ -205,6 +207,7 @@ TEXTS = TensorDataset(
 )
 
 
+@pytest.mark.soak
 @pytest.mark.ordinary("float64")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_longformer_trains_in_float32_where_its_masks_are_finite(

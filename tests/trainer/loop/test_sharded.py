@@ -138,6 +138,7 @@ def train_half_sharded(folder: Path) -> None:
     train_run(folder, "muon", "altered", sharded_model(), until=3)
 
 
+@pytest.mark.soak
 def test_what_is_not_sharded_by_rows_is_refused_and_a_checkpoint_that_was_altered(
     tmp_path: Path,
 ) -> None:

@@ -247,6 +247,7 @@ def test_users_have_no_more_records_than_certified(
         begin()
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("not detached", "not probing", "not swapping", "not evaluating")
 @pytest.mark.parametrize("loop", [evaluating, zeroing, probing, detached, averaging, swapping])
 def test_what_a_loop_does_beside_its_steps_changes_nothing(
@@ -434,6 +435,7 @@ class Named(Dataset[Pair]):
         return Pair(DATA.x[place], "long" * (place % 2))
 
 
+@pytest.mark.soak
 def test_batches_may_have_names_and_texts(tmp_path: Path) -> None:
     def by_text(model: nn.Module, batch: Pair) -> Tensor:
         lengths = torch.tensor([float(len(text)) for text in batch.names])
@@ -452,6 +454,7 @@ OTHERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_run_does_not_continue_with_another_optimizer(tmp_path: Path, other: str) -> None:
     model = network()
@@ -622,6 +625,7 @@ AUGMENTED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.ordinary("collate_fn", "torch")
 @pytest.mark.parametrize("source", AUGMENTED)
 def test_records_that_are_augmented_at_random_train_and_are_the_same_data_on_resuming(

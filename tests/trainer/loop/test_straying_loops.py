@@ -97,6 +97,7 @@ FOREIGN["uncertainty"] = (
 )
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_head_outside_of_the_model_gets_no_raw_gradient(tmp_path: Path, name: str) -> None:
     tensors, term = FOREIGN[name]
@@ -325,6 +326,7 @@ def test_the_share_that_is_probed_again_at_random() -> None:
 # ---- hooks of the optimiser ------------------------------------------------------------------
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("when", ["pre", "post", "everywhere"])
 @pytest.mark.parametrize("late", [True, False])
 def test_a_hook_of_the_optimiser_that_writes_stops_the_run(
@@ -402,6 +404,7 @@ PICKS: dict[str, Pick] = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("pick", PICKS)
 def test_more_masked_rows_of_one_record_than_of_another_stop_the_run(
     tmp_path: Path, pick: str

@@ -264,6 +264,7 @@ def test_a_waived_rule_is_shown_with_its_waiver(yard: Yard) -> None:
     assert MARKUP not in page.text
 
 
+@pytest.mark.soak
 @ON_SQLITE
 def test_a_mu_that_a_policy_compares_is_signed_and_shown(yard: Yard) -> None:
     rules = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy"], "mu_cap": 9}

@@ -291,6 +291,7 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
     assert _view(yard, "/datasets")["ledgers"][0]["state"]["budget"]["epsilon"] == "9"
 
 
+@pytest.mark.soak
 def test_what_a_group_adds_is_the_use_without_it(yard: Yard) -> None:
     """Of one group, all that is in use; of two, at most that, and more than one run of them."""
     yard.request(yard.certify())
