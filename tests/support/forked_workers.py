@@ -156,6 +156,7 @@ def _work(session: pytest.Session, connection: Connection) -> NoReturn:
 def _become_worker(config: Any, connection: Connection) -> None:
     """Get streams, a folder and random numbers of its own, and send reports, not print them."""
     random.seed()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     plugins = config.pluginmanager
     captured = plugins.getplugin("capturemanager")._global_capturing
     for stream in (captured.out, captured.err):
