@@ -60,7 +60,17 @@ CASES: dict[str, Callable[[], Plan]] = {
     "poisson": lambda: small(given.POISSON, 1.0, 4),
     "poisson, added": lambda: small(given.POISSON, 1.0, 4, **ADDED),
     "poisson, replaced": lambda: small(given.POISSON, 2.0, 5, **REPLACED),
-    "poisson, users": lambda: small(given.POISSON, 2.5, 4, records=3),
+    "poisson, users": lambda: small(
+        given.POISSON,
+        2.5,
+        4,
+        dataset={
+            "size": 20,
+            "unit": "user",
+            "contributions_per_user": 3,
+            "users_per_record": 2,
+        },
+    ),
     "poisson, users, replaced": lambda: small(given.POISSON, 4.0, 3, records=2, **REPLACED),
     "poisson, little noise": lambda: small(
         {"scheme": "poisson", "probability": 0.1}, 0.15, 2, delta=0.1
