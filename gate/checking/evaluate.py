@@ -89,6 +89,7 @@ def evaluate(
         ),
         result=assessed.as_result() | ({} if policy_result is None else policy_result.as_dict()),
         headline=" ".join((assessed.headline, *_sum_with(source))),
+        adds_up=bool(source.adds_to),
     )
 
 

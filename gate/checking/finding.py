@@ -113,7 +113,8 @@ class GateFinding:
 class CheckResult:
     """A checked plan; ``result`` is None if the plan could not be read.
 
-    ``result`` is the result document and ``headline`` the verdict in one sentence.
+    ``result`` is the result document and ``headline`` the verdict in one sentence. ``adds_up``:
+    whether its ε adds up with that of the file's other plans, for the same records.
     """
 
     file: str
@@ -122,6 +123,7 @@ class CheckResult:
     findings: tuple[GateFinding, ...]
     result: dict[str, Any] | None = None
     headline: str = ""
+    adds_up: bool = False
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> CheckResult:

@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -26,6 +27,8 @@ from affidavit.plan import printable, printable_json
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
+UPWARD = Context(prec=28, rounding=ROUND_CEILING)
+"""A sum of bounds is one too."""
 GITHUB_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MESSAGE: dict[int, str] = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY: dict[int, str] = str.maketrans(
@@ -282,10 +285,20 @@ def markdown(results: Sequence[CheckResult]) -> str:
 
 
 def badge(results: Sequence[CheckResult]) -> str:
-    """Write a badge for the endpoint of shields.io: "not certified", or the largest ε."""
+    """Write a badge for the endpoint of shields.io: "not certified", or the largest ε.
+
+    That of a script with several private calls is their sum.
+    """
     blocked = [result for result in results if result.exit is not Exit.CERTIFIED]
-    bounds = [str(one.result["epsilon"]["upper"]) for one in results if one.result and not blocked]
-    message = "not certified" if blocked or not bounds else f"ε ≤ {max(bounds, key=float)}"
+    bounds: dict[str, Decimal] = {}
+    for one in results:
+        if one.result and not blocked:
+            place = one.file if one.adds_up else one.name
+            bounds[place] = UPWARD.add(
+                bounds.get(place, Decimal()), Decimal(str(one.result["epsilon"]["upper"]))
+            )
+    largest = max(bounds.values(), default=None)
+    message = "not certified" if largest is None else f"ε ≤ {largest}"
     color = "red" if blocked else "brightgreen" if bounds else "lightgrey"
     label = "differential privacy"
     document = {"schemaVersion": 1, "label": label, "message": message, "color": color}

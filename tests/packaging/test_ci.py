@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.gate.checking.conftest import WEAK_SCRIPT
+
 REPOSITORY = Path(__file__).parents[2]
 GOOD = REPOSITORY / "examples/cifar10-wrn16-4-dp-sgd.yaml"
 WEAK = REPOSITORY / "examples/e2e-dp-muon-published.yaml"
@@ -164,13 +166,15 @@ def test_the_hook_of_pre_commit_is_one_and_runs(project: Path) -> None:
     with (project / ".pre-commit-config.yaml").open("w") as stream:
         YAML().dump(config, stream)
     (project / "other.yaml").write_text("a: 1\n")
+    (project / "train.py").write_text(WEAK_SCRIPT)
     path = f"{BIN}:{os.environ['PATH']}"
     _shell("git init -q . && git add .", project)
     result = _shell("pre-commit run --all-files", project, PATH=path)
     assert result.returncode == 1
     assert "plans/weak.yaml:11:47: under_noised" in result.stdout
     assert "other.yaml" not in result.stdout
-    _shell("git rm -qf plans/weak.yaml", project)
+    assert "train.py:6:1: under_noised" in result.stdout
+    _shell("git rm -qf plans/weak.yaml train.py", project)
     assert _shell("pre-commit run --all-files", project, PATH=path).returncode == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from affidavit.gate.checking import comment
 from affidavit.gate.checking.finding import CheckResult, Edit, Fix, GateFinding
-from affidavit.gate.checking.formats import MARKER
+from affidavit.gate.checking.formats import MARKER, WRITERS
 from affidavit.gate.exit_codes import Exit
 
 GITHUB = "https://api.github.com/repos/o/r/issues"
@@ -281,3 +281,13 @@ def test_a_badge_has_the_bound_of_certified_plans_alone(
     Path("other.yaml").write_text(PLAN.replace("epsilon: 3", "epsilon: 0.1"))
     badge = json.loads(run("check", "plan.yaml", "other.yaml", "--format", "badge").stdout)
     assert (badge["message"], badge["color"]) == ("not certified", "red")
+
+
+def test_the_badge_of_a_script_has_the_sum_of_its_private_calls() -> None:
+    def result(name: str, *, adds_up: bool) -> CheckResult:
+        return CheckResult(file="train.py", name=name, exit=Exit.CERTIFIED, findings=(),
+                           result={"epsilon": {"upper": "1.1"}}, adds_up=adds_up)  # fmt: skip
+
+    one, two = result("train.py", adds_up=True), result("train.py#/1", adds_up=True)
+    assert json.loads(WRITERS["badge"]([one, two]))["message"] == "ε ≤ 2.2"
+    assert json.loads(WRITERS["badge"]([result("a", adds_up=False)]))["message"] == "ε ≤ 1.1"
