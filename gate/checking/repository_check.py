@@ -129,6 +129,8 @@ class RepositoryCheck:
                 yield from self._check(item)
             except (UnwritableFix, UnreadableBase, MemoryError, RecursionError, SystemError):
                 raise
+            except OSError as error:
+                yield Checked(unreadable_result(item.file, (_unreadable(item.file, error),)))
             except Exception as error:  # the other files keep their results
                 yield Checked(_failed_result(item.file, error))
 
@@ -191,6 +193,15 @@ class RepositoryCheck:
         lines = tuple(f"{printable(source.name)}: fixed: {fix.description}" for fix in fixes)
         fixed = source.find_same(text.encode())
         return result if fixed is None else self.evaluator.evaluate(fixed), lines
+
+
+def _unreadable(file: str, error: OSError) -> Reason:
+    """Return that a file was not checked, because another one that it depends on is not read."""
+    return Reason(
+        code="unreadable",
+        message=f"{file} was not checked: {error.filename}: {error.strerror}.",
+        remedy="Make this file or folder readable, or remove it.",
+    )
 
 
 def _failed_result(file: str, error: Exception) -> CheckResult:

@@ -7,15 +7,17 @@ except documentation. What the words do is not followed, so that they leave the 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from affidavit.plan import read_inside
+from affidavit.plan import OutsideFolder, read_inside
 
 SEARCH_FOLDERS = (".", "..", "../..")
 """Folders of the repository to search, relative to the script, nearest first."""
@@ -24,6 +26,8 @@ HIDDEN_FOLDERS = (".github/workflows", ".vscode", ".circleci")
 NON_LAUNCH_SUFFIXES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",
                ".lock", ".svg", ".log")  # fmt: skip
 PROCESS_STARTERS = (b"subprocess", b"os.system", b"os.exec", b"os.popen", b"runpy")
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of a path at which nothing is. Others, such as too little memory, hide what is there."""
 MAX_FILES = 1_000
 MAX_FILE = 1 << 18
 MAX_SEARCHED = 1 << 26
@@ -54,12 +58,23 @@ def read_launches(folder: Path | None, name: str | None) -> Launches:
     """Return what the files beside a script and above it set when they launch it."""
     settings: dict[str, str] = {}
     unread: str | None = None
-    for number, path in enumerate(_files(folder, MAX_FILES + 1) if folder and name else ()):
+    try:
+        unread = _add_settings(settings, folder, name) if folder and name else None
+    except OSError as error:
+        file = os.path.basename(str(error.filename))
+        unread = f"{file}, which cannot be read ({error.strerror}),"
+    return Launches(settings, unread)
+
+
+def _add_settings(settings: dict[str, str], folder: Path, name: str) -> str | None:
+    """Add the options that launch files name, and return what is not read; raises ``OSError``."""
+    unread: str | None = None
+    for number, path in enumerate(_files(folder, MAX_FILES + 1)):
         if number == MAX_FILES:
             unread = unread or f"more than {MAX_FILES:,} files beside the script"
             break
         text, programs = _read(path)
-        if not name or programs.isdisjoint(("", name, Path(name).stem)):
+        if programs.isdisjoint(("", name, Path(name).stem)):
             continue
         file = os.path.basename(path)
         if file.lower() == name:
@@ -68,7 +83,7 @@ def read_launches(folder: Path | None, name: str | None) -> Launches:
             unread = unread or f"{file}, which is larger than {MAX_FILE >> 10} KiB,"
             continue
         settings |= dict.fromkeys(_settings(text), file)
-    return Launches(settings, unread)
+    return unread
 
 
 def _settings(text: str) -> Iterator[str]:
@@ -93,7 +108,7 @@ def _read_version(file: str, root: str, *_: int) -> tuple[str | None, frozenset[
     """Read a file of the repository once, because each script beside it searches it."""
     try:
         raw = read_inside(file, root, MAX_SEARCHED)
-    except OSError:
+    except (OutsideFolder, FileNotFoundError):
         return "", frozenset()
     if b"\0" in raw[:FIRST_BYTES].partition(b"\n")[0]:
         return "", frozenset()  # a shell refuses to run it
@@ -137,7 +152,7 @@ def _files(folder: Path, most: int = MAX_FILES) -> Iterator[str]:
             below = [path for path in _paths_in(str(at)) if os.path.basename(path)[0] != "."]
             for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
                 seen |= dict.fromkeys(_paths_in(inner))
-    yield from itertools.islice(filter(os.path.isfile, seen), most)
+    yield from itertools.islice(filter(_is_file, seen), most)
 
 
 def _paths_in(folder: str) -> tuple[str, ...]:
@@ -147,11 +162,25 @@ def _paths_in(folder: str) -> tuple[str, ...]:
 
 def _version(path: str) -> tuple[int, ...]:
     """Return what changes when a file or a folder does, or nothing if there is none."""
+    state = _state(path)
+    return () if state is None else (
+        state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    )  # fmt: skip
+
+
+def _state(path: str) -> os.stat_result | None:
+    """Return the state of what is at a path, or None if nothing is; raises ``OSError``."""
     try:
-        state = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+        return os.stat(path)
+    except OSError as error:
+        if error.errno in ABSENT:
+            return None
+        raise
+
+
+def _is_file(path: str) -> bool:
+    state = _state(path)
+    return state is not None and stat.S_ISREG(state.st_mode)
 
 
 @lru_cache(maxsize=MAX_FILES)
@@ -159,8 +188,10 @@ def _listed(folder: str, *_: int) -> tuple[str, ...]:
     """List a folder once, because each script in or below it searches it."""
     try:
         names = sorted(os.listdir(folder))
-    except OSError:
-        return ()
+    except OSError as error:
+        if error.errno in ABSENT:
+            return ()
+        raise
     paths = (name for name in names if os.path.splitext(name)[1].lower() not in NON_LAUNCH_SUFFIXES)
     return tuple(os.path.join(folder, name) for name in paths)
 

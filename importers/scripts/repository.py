@@ -17,7 +17,7 @@ from pathlib import Path
 
 from affidavit.importers.scripts.launches import SEARCH_FOLDERS
 from affidavit.importers.scripts.syntax import Script, parse_script
-from affidavit.plan import read_inside
+from affidavit.plan import OutsideFolder, read_inside
 
 MAX_FILES = 5_000
 MAX_FILE = 1 << 20
@@ -114,7 +114,7 @@ def _parsed(file: str, _: tuple[int, int]) -> Script | None:
     try:
         text = _text(file)
         return Script(parse_script(text), Path(file).parent, os.path.basename(file).lower())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError):
         return None
 
 
@@ -122,7 +122,7 @@ def _others(script: Script) -> Iterator[Module]:
     """Yield the other Python files of the current folder."""
     own = (script.folder.resolve() / (script.name or "")).as_posix() if script.folder else ""
     count = 0
-    for place, folders, names in os.walk(Path.cwd().resolve()):
+    for place, folders, names in os.walk(Path.cwd().resolve(), onerror=_raise):
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in SKIPPED)
         for name in sorted(names):
             file = os.path.join(place, name)
@@ -144,9 +144,13 @@ def _module(file: str, version: tuple[int, int]) -> Module:
     return Module(file, version, frozenset(_imported(text)), frozenset(re.findall(r"\w++", text)))
 
 
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _text(file: str) -> str:
-    """Return the text of a file of the repository, empty if it is none."""
+    """Return the text of a file of the repository, empty if it is none; raises ``OSError``."""
     try:
         return read_inside(file, Path.cwd(), MAX_FILE).decode("utf-8", "replace")
-    except OSError:
+    except (OutsideFolder, FileNotFoundError):
         return ""

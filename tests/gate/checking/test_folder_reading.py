@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 from collections import Counter
@@ -112,6 +113,20 @@ def test_more_launch_files_than_are_read_leave_an_option_open(
     (found,) = check("scripts/train_0.py")
     assert rules() != settled
     assert "more than" in found.result.findings[-1].text
+
+
+@pytest.mark.parametrize(("module", "function"), [(os, "listdir"), (launches, "read_inside")])
+def test_a_launch_file_that_the_system_cannot_give_leaves_an_option_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str
+) -> None:
+    def fail(path: str, *_: object) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    assert (folder / "scripts/run_0.sh").exists()
+    monkeypatch.setattr(module, function, fail)
+    (found,) = check("scripts/train_0.py")
+    texts = " ".join(item.text for item in found.result.findings if item.blocks)
+    assert "which cannot be read (Too many open files)" in texts
 
 
 @pytest.mark.parametrize(
