@@ -197,7 +197,7 @@ def _require_ownership(plan: Plan, records: int | None, users: int) -> None:
     if users > sharing:
         raise NotCertified(
             "users_of_a_record",
-            f"a record has {users} users, but the plan was certified for at most {sharing}. "
+            f"a record has {users} users, but the plan was certified for {sharing} at most. "
             f"Certify the plan with users_per_record: {users}, under zero_out or replace_one.",
         )
 
