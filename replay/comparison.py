@@ -196,7 +196,9 @@ def compare(
 ) -> tuple[list[ReplayFinding], float | None]:
     """Return what the neighbour shows, and the largest move of a release in clip norms.
 
-    The move is None if no release of a lot with the record was compared.
+    The move is None if no release of a lot with the record was compared. A file that differs by a
+    record outside of the private data set fails only if the program branches on it, because the
+    file may then be a model that such records chose.
     """
     findings: list[ReplayFinding] = []
     largest: float | None = None
@@ -233,6 +235,8 @@ def compare(
     findings += _file_findings(first, second, control, neighbour)
     findings += _print_findings(first, second, control, neighbour)
     branch = _branch(first, second) if neighbour.kind != "removed" else None
+    if branch is None and [neighbour.dataset, neighbour.record] in first["data"]["outside"]:
+        findings = _outside_private(findings)
     if branch is not None and not any(finding.refutes for finding in findings):
         findings.append(
             ReplayFinding(
@@ -248,13 +252,14 @@ def compare(
     return findings, largest
 
 
-def outside_private(findings: list[ReplayFinding]) -> list[ReplayFinding]:
-    """Return what a record shows that the private data set does not have: it fails nothing."""
+def _outside_private(findings: list[ReplayFinding]) -> list[ReplayFinding]:
+    """Return the findings, where files that differ by a record that is not private are notes."""
     why = " The record is not in the private data set: a leak only if it is to be protected too."
     return [
         item.model_copy(update={"message": item.message + why, "refutes": False})
+        if item.code == "file_differs"
+        else item
         for item in findings
-        if item.code != "branch_by_record"
     ]
 
 

@@ -36,7 +36,6 @@ from affidavit.replay.comparison import (
     lot_findings,
     lots_before_releases,
     noise_findings,
-    outside_private,
     releases_of,
     unstable_keys,
 )
@@ -268,8 +267,6 @@ def _compare_runs(
     for neighbour in neighbours:
         second, _ = runner.run(deadline, first=str(out), neighbour=neighbour)
         differences, moved = compare(first, second, control, neighbour)
-        if [neighbour.dataset, neighbour.record] in first["data"]["outside"]:
-            differences = outside_private(differences)
         new = [item for item in differences if _is_new(item, findings)]
         findings += [_located(runner, item, neighbour, deadline, out) for item in new]
         if moved is not None:
