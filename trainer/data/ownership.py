@@ -73,8 +73,10 @@ def group_records(users: Sequence[Any]) -> tuple[list[list[int]], list[list[Hash
     A group has the records of one user, ascending, and its users are all users of its records. Each
     record goes to that of its users who has most records, so that others are in few groups. With
     groups as sampling units, whose sums are clipped once, the users of the groups are the ``users``
-    of ``private``, of ``count_ownership`` and of ``choose_records``. Raises ``ValueError`` for a
-    record without a user.
+    of ``private``, of ``count_ownership`` and of ``choose_records``. The plan must be certified
+    under ``replace_one``: under ``zero_out`` a user's records may be a part of a group, and zeroing
+    them moves the group's clipped sum by up to 2C. Raises ``ValueError`` for a record without a
+    user.
     """
     owners = _owners(users)
     records = Counter(chain.from_iterable(owners))
