@@ -601,13 +601,45 @@ class ObjectKinds:
             return frozenset({"count"}) if of_lot and name in ("size", "numel") else NOTHING
         if base & {"data", "lots"} and name == "__len__":
             return NOTHING
+        if base & SECRETS:  # computed with a parameter, it is a value of records still
+            base -= {"model"}
         uses = [find_method(kind, name) for kind in sorted(base - {"rows"})]
         gives = [item.gives for item in uses if item is not None]
         if "same" in gives:
             return base - {"holder"}
         if base & SECRETS and base <= {"rows", "lot", "loss", "count", "value", "data", "lots"}:
-            return method_of_rows(call, base, passed)
+            return method_of_rows(call, base, passed, self._counts_rows)
         return frozenset(part for item in gives for part in item.split() if part != "public")
+
+    def _counts_rows(self, size: ast.expr) -> bool:
+        """Whether a size is that of the first axis of records, as far as the text shows."""
+        match size:
+            case ast.Name():
+                places = self.script.places_of(size)
+                return bool(places) and all(map(self._gets_number_of_rows, places))
+            case ast.Call(func=ast.Name(id="len"), args=[base]):
+                return bool(self.kinds(base) & SECRETS)
+            case (
+                ast.Call(func=ast.Attribute(value=base, attr="size"), args=[ast.Constant(value=0)])
+                | ast.Subscript(
+                    value=ast.Attribute(value=base, attr="shape"), slice=ast.Constant(value=0)
+                )
+            ):
+                return bool(self.kinds(base) & SECRETS)
+        return False
+
+    def _gets_number_of_rows(self, target: ast.AST) -> bool:
+        match self.script.parents.get(target):
+            case ast.Tuple(elts=[first, *_]) as targets if first is target:
+                match self.script.parents[targets]:
+                    case (
+                        ast.Assign(value=ast.Attribute(value=base, attr="shape"))
+                        | ast.Assign(value=ast.Call(func=ast.Attribute(value=base, attr="size")))
+                    ):
+                        return bool(self.kinds(base) & SECRETS)
+            case ast.Assign(value=value) if not isinstance(value, ast.Name):
+                return self._counts_rows(value)
+        return False
 
     def _of_function(self, call: ast.Call, passed: list[Kinds]) -> Kinds:
         name, taken = last_name(call.func) or "", frozenset().union(*passed)

@@ -6,6 +6,7 @@ A value of one lot stays so along axes that are surely not that of the records.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from affidavit.importers.scripts.syntax import keywords_of, last_name
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, find_method
@@ -65,8 +66,13 @@ def arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> 
     return computed(left, right)
 
 
-def method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
-    """Return what a method of an array of rows gives, by the table of uses."""
+def method_of_rows(
+    call: ast.Call, base: Kinds, passed: list[Kinds], counts_rows: Callable[[ast.expr], bool]
+) -> Kinds:
+    """Return what a method of an array of rows gives, by the table of uses.
+
+    ``counts_rows`` says whether a size is the number of rows.
+    """
     name, first = last_name(call.func) or "", next(iter(call.args), None)
     use = find_method("rows", name)
     if use is not None and use.gives == "same":
@@ -79,13 +85,12 @@ def method_of_rows(call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
     match name:
         case "unsqueeze":
             keeps = is_later_axis(first)
+        case "transpose" | "swapaxes":
+            keeps = len(call.args) == 2 and all(map(is_later_axis, call.args))
+        case "permute":
+            keeps = isinstance(first, ast.Constant) and first.value == 0
         case "view" | "reshape":
-            size = "" if first is None else ast.unparse(first)
-            keeps = (
-                isinstance(first, ast.Name)
-                or size == "-1"
-                or (size.startswith("len(") or size.endswith(("shape[0]", "size(0)")))
-            )
+            keeps = first is not None and (ast.unparse(first) == "-1" or counts_rows(first))
         case _:
             keeps = True
     return made if keeps else VALUE

@@ -111,7 +111,9 @@ class Uses:
                     whys = [(part, self.names.of_other_store(part)) for part in stored]
                     yield from ((part, why) for part, why in whys if why is not None)
                     continue
-                case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
+                case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES[
+                    "reflection"
+                ] and not self._is_of_the_script(node):
                     why = "it may reach or change any object"
                 case ast.Attribute(ctx=ast.Load()):
                     why = self.names.of_attribute(node)
@@ -143,6 +145,13 @@ class Uses:
                     why = None
             if why is not None:
                 yield node, why
+
+    def _is_of_the_script(self, node: ast.Attribute | ast.alias) -> bool:
+        """Whether an attribute is one of ``self`` that the script stores, as of a patch's size."""
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                return not name.startswith("_") and bool(self.script.stored_attributes.get(name))
+        return False
 
 
 def _uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:

@@ -164,6 +164,8 @@ SPENDS = (
     ("each", "{x} = {x} - {x}.mean((-4, 2, 3), keepdim=True)"), ("layer", "{z} = F.normalize({z}, 2, 0)"),
     ("layer", "{z} = {z} * len(set({z}.flatten().tolist()))"), ("layer", "{z} = nn.Sequential(nn.BatchNorm1d(32))({z})"),
     ("layer", "self.layers = [nn.BatchNorm1d(32)]\n{z} = self.layers[0]({z})"), ("layer", "{z}[1:] += {z}[:-1].clone()"),
+    ("layer", "{z} = {z} + self.shift\n{z} = {z} - {z}.mean(0)"), ("layer", "{z} = {z}.view(len({z}) // 2, -1)"),
+    ("layer", "{a}, {n} = {z}.shape\n{z} = {z}.view({n}, -1)\n{z} = ({z} - {z}.mean(1, keepdim=True)).view({a}, {n})"),
     ("layer", "{z} = F.softmax({z}.unsqueeze(1), 0).squeeze(1)"), ("layer", "{z} = {z} @ {z}.transpose(-1, -2) @ {z}"),
     # Seeds, generators and what may replace code.
     ("start", "import zlib\ntorch.manual_seed(zlib.crc32(b'run'))"), ("start", "list(map(torch.manual_seed, [3]))"),
@@ -215,7 +217,7 @@ HARMLESS = (
     ("turn", "import wandb\nwandb.log({{'epsilon': {e}.get_epsilon(1e-5), 'turn': {i}}})"),
     ("before", "{a} = torch.optim.lr_scheduler.StepLR({o}, 2)"),
     ("top", "from typing import Any\nWIDTH: int = 3"), ("layer", "{z} = F.dropout({z}, 0.2)"),
-    ("layer", "{z} = torch.tanh({z})"), ("layer", "assert {z}.shape[1] == 32"),
+    ("layer", "{z} = torch.tanh({z})"), ("layer", "{z} = {z}.unsqueeze(1).transpose(1, 2).squeeze(2)"), ("layer", "assert {z}.shape[1] == 32"),
     ("before", "{m} = {m}.to('cpu')"), ("before", "nn.init.kaiming_normal_({m}.{q}.weight)"),
     ("end", "print(vars(some))"), ("top", "def describe(text: str) -> str:\n    return text.title()"),
     ("start", "import os\nos.makedirs('out', exist_ok=True)"), ("turn", "import gc\ngc.collect()"),
