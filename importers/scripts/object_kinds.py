@@ -83,6 +83,15 @@ class ObjectKinds:
 
     def spread(self) -> None:
         """Pass kinds on until nothing changes."""
+        self._spread()
+        tables = (self.bound, self.returned)
+        if any("model" in kinds and kinds & SECRETS for of in tables for kinds in of.values()):
+            # Before a value was known to be one of records, what it is computed with was passed on.
+            for of in tables:
+                of.update({place: kinds - {"model"} for place, kinds in of.items()})
+            self._spread()
+
+    def _spread(self) -> None:
         for _ in range(MAX_PASSES):
             before = self._state()
             self.memo.clear()

@@ -90,7 +90,12 @@ def method_of_rows(
         case "permute":
             keeps = isinstance(first, ast.Constant) and first.value == 0
         case "view" | "reshape":
-            keeps = first is not None and (ast.unparse(first) == "-1" or counts_rows(first))
+            sizes = (part for item in call.args[1:] for part in ast.walk(item))
+            keeps = first is not None and (
+                not any(isinstance(part, ast.expr) and counts_rows(part) for part in sizes)
+                if ast.unparse(first) == "-1"
+                else counts_rows(first)
+            )
         case _:
             keeps = True
     return made if keeps else VALUE

@@ -165,6 +165,7 @@ SPENDS = (
     ("layer", "{z} = {z} * len(set({z}.flatten().tolist()))"), ("layer", "{z} = nn.Sequential(nn.BatchNorm1d(32))({z})"),
     ("layer", "self.layers = [nn.BatchNorm1d(32)]\n{z} = self.layers[0]({z})"), ("layer", "{z}[1:] += {z}[:-1].clone()"),
     ("layer", "{z} = {z} + self.shift\n{z} = {z} - {z}.mean(0)"), ("layer", "{z} = {z}.view(len({z}) // 2, -1)"),
+    ("layer", "{z} = {z} + {z}.view(-1, len({z})).mean(1, keepdim=True)"),
     ("layer", "{a}, {n} = {z}.shape\n{z} = {z}.view({n}, -1)\n{z} = ({z} - {z}.mean(1, keepdim=True)).view({a}, {n})"),
     ("layer", "{z} = F.softmax({z}.unsqueeze(1), 0).squeeze(1)"), ("layer", "{z} = {z} @ {z}.transpose(-1, -2) @ {z}"),
     # Seeds, generators and what may replace code.
