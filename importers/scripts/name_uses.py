@@ -283,6 +283,8 @@ class NameUses:
         replaces = node.name in ("train_step", "make_train_function")
         if keras and replaces and self.kinds.is_model_class(owner):
             return "a step of its own replaces that of Keras"
+        if isinstance(owner, ast.ClassDef) and node.name in NAMES["operators"]:
+            return "it is not followed where an operator runs it"
         if other is None or not self.touches(node):
             return None
         return f"what {other} does with it is not known"

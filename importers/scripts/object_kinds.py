@@ -254,13 +254,24 @@ class ObjectKinds:
                 if not self.kinds(base) & HANDLES:
                     self._hold(base, self._given(call))
         if "model" in callee and (
-            isinstance(call.func, ast.Name) or self.is_part(call.func, callee)
+            isinstance(call.func, ast.Name | ast.Call | ast.Subscript)
+            or self.is_part(call.func, callee)
         ):
-            for forward in self._model_methods("forward", "call", "__call__"):
-                for arg, item in zip(forward.args.args[1:], call.args, strict=False):
-                    kinds = self.kinds(item)
-                    # What is computed of several records stays so in the result of the call.
-                    self.bound[arg] |= (kinds - SECRETS) | {"rows"} if kinds & SECRETS else kinds
+            for forward in self._forwards(call.func):
+                self._pass_rows(forward, call)
+
+    def _pass_rows(self, forward: ast.FunctionDef, call: ast.Call) -> None:
+        """Pass the arguments of a layer's call on to a method that it may run."""
+        spec, every = forward.args, self._given(call)
+        taken: dict[str, Kinds] = defaultdict(lambda: every if unpacks(call) else NOTHING)
+        for key, item in self.script.passed_arguments(forward, call):
+            taken[key] |= self.kinds(item)
+        parameters = [*spec.posonlyargs, *spec.args][1:] + spec.kwonlyargs
+        passed = [(arg, taken[arg.arg]) for arg in parameters]
+        passed += [(rest, every) for rest in (spec.vararg, spec.kwarg) if rest is not None]
+        for arg, kinds in passed:
+            # What is computed of several records stays so in the result of the call.
+            self.bound[arg] |= (kinds - SECRETS) | {"rows"} if kinds & SECRETS else kinds
 
     def _returns(self, function: ast.AST) -> list[ast.expr | None]:
         """Return what a function of this file returns, in the order of the text."""
@@ -292,6 +303,9 @@ class ObjectKinds:
     def is_model_class(self, owner: ast.AST) -> bool:
         """Whether the objects of a class of this file are models."""
         for base in getattr(owner, "bases", ()):
+            path = self.script.module_path(base)
+            if path.startswith("torch.nn.") or ".layers." in path:
+                return True
             if (last_name(base) or "").endswith(NAMES["model_classes"]):
                 return True
             other = getattr(self.script.binding_of(base), "node", None)
@@ -303,12 +317,24 @@ class ObjectKinds:
                 return True
         return False
 
-    def _model_methods(self, *names: str) -> list[ast.FunctionDef]:
+    def _forwards(self, function: ast.expr) -> list[ast.FunctionDef]:
+        """Return the methods that a call of a layer may run.
+
+        Those of all models of the script, and of what it stores in the attribute that is called.
+        """
+        places = self.script.places_of(function) if isinstance(function, ast.Attribute) else ()
+        stored = {
+            item.node
+            for place in places
+            if isinstance(value := getattr(self.script.parents[place], "value", None), ast.Call)
+            and isinstance(value.func, ast.Name)
+            for item in self.script.bindings_of(value.func)
+        }
         return [
             method
-            for name in names
+            for name in ("forward", "call", "__call__")
             for method in self.script.functions.get(name, ())
-            if self.is_model_class(self.script.parents[method])
+            if (owner := self.script.parents[method]) in stored or self.is_model_class(owner)
         ]
 
     def functions(self, function: ast.expr) -> list[ast.FunctionDef]:
@@ -545,12 +571,12 @@ class ObjectKinds:
                 return self._of_object([i for i in made if isinstance(i, ast.ClassDef)], passed)
         callee = self.kinds(function)
         if self.is_part(function, callee):
-            return self._of_model(callee, passed)
+            return self._of_model(function, passed)
         if own:
             return frozenset().union(*(self.returned[item] for item in own))
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, passed)
-        return self._of_model(callee, passed) or self._of_function(call, passed)
+        return self._of_model(function, passed) or self._of_function(call, passed)
 
     def is_part(self, function: ast.expr, callee: Kinds) -> bool:
         """Whether a called attribute is a layer or loss that the script stored there."""
@@ -560,10 +586,11 @@ class ObjectKinds:
             and bool(self.script.stored_attributes.get(function.attr))
         )
 
-    def _of_model(self, callee: Kinds, passed: list[Kinds]) -> Kinds:
+    def _of_model(self, function: ast.expr, passed: list[Kinds]) -> Kinds:
         """Return the kinds of what a model or loss computes; none if it is neither."""
+        callee = self.kinds(function)
         if "model" in callee:
-            forward = self._model_methods("forward", "call", "__call__")
+            forward = self._forwards(function)
             made_of_it = computed(*passed) & SECRETS
             if forward and made_of_it:
                 made_of_it |= frozenset().union(*(self.returned[f] for f in forward)) & VALUE

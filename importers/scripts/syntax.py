@@ -258,7 +258,15 @@ class Script:
         """Return the arguments that a call passes to a function, with their parameter names."""
         spec: ast.arguments = function.args  # type: ignore[attr-defined]
         names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+        # A method of an object gets the object first; of a class, or a static one, it gets none.
         method = isinstance(self.parents.get(function), ast.ClassDef)
+        marks = {last_name(item) for item in getattr(function, "decorator_list", ())}
+        if method and "classmethod" not in marks:
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            method = "staticmethod" not in marks and not any(
+                isinstance(place, ast.ClassDef)
+                for place in (self.places_of(owner) if isinstance(owner, ast.Name) else ())
+            )
         return [*zip(names[method:], call.args, strict=False), *keywords_of(call).items()]
 
     def is_import_of(self, node: ast.Name, module: str, name: str | None = None) -> bool:

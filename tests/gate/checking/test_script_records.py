@@ -334,12 +334,24 @@ def test_a_lot_is_followed_into_the_function_that_steps(
         ("x = x / x.norm(dim=1, keepdim=True)", None),
         ("x = x @ self.weight.T", None),
         ("x = self.centre(x)", "joined_records"),
+        ("x = Net.centre(self, x)", "joined_records"),
+        ("x = self.fixed(x)", "joined_records"),
+        ("self.part = Part(9, 9); x = self.part(x, k=x)", "joined_records"),
+        ("self.plain = Plain(); x = self.plain(x)", "joined_records"),
+        ("x = x + self.shift; x = x - x.mean(0)", "joined_records"),
+        ("n = 9; x = x.view(n, -1).softmax(1).view(len(x), 9)", "joined_records"),
+        ("b, n = x.shape; x = x.view(b, n).transpose(1, -1) + self.shift.expand(b, n)", None),
         ("x = self.head(x)", None),
     ],
 )
 def test_a_model_of_the_file_may_not_join_records(line: str, code: str | None) -> None:
     model = f"class Net(nn.Module):\n    def forward(self, x):\n        {line}\n        return x\n"
     model += "    def centre(self, z):\n        return z - z.mean(0)\n"
+    model += "    @staticmethod\n    def fixed(z):\n        return z - z.mean(0)\n"
+    model += (
+        "class Part(nn.Linear):\n    def forward(self, z, k=0):\n        return z - k.mean(0)\n"
+    )
+    model += "class Plain:\n    def __call__(self, z):\n        return z - z.mean(0)\n"
     optimiser = "o = SGD(m.parameters(), lr=0.1)\n"
     for made, faulty in (("m = Net()\n" + optimiser, code is not None), ("spare = Net()\n", False)):
         assert is_right(text_of(data=model + made), faulty=faulty)
