@@ -89,6 +89,10 @@ class Uses:
                     continue
                 case ast.AugAssign(target=ast.Name() as target) if self.names.is_passed_lot(target):
                     why = "it changes what is passed to it"
+                case ast.AugAssign(target=ast.Name() as target, value=value) if (
+                    "model" in self.kinds.kinds(target) and self.kinds.kinds(value) & SECRETS
+                ):
+                    why = "records decide a part of the model"
                 case (
                     ast.AugAssign(target=target, value=value)
                     | ast.AnnAssign(target=target, value=ast.expr() as value)

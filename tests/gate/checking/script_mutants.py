@@ -164,6 +164,7 @@ SPENDS = (
     ("each", "{x} = {x} - {x}.mean((-4, 2, 3), keepdim=True)"), ("layer", "{z} = F.normalize({z}, 2, 0)"),
     ("layer", "{z} = {z} * len(set({z}.flatten().tolist()))"), ("layer", "{z} = nn.Sequential(nn.BatchNorm1d(32))({z})"),
     ("layer", "self.layers = [nn.BatchNorm1d(32)]\n{z} = self.layers[0]({z})"), ("layer", "{z}[1:] += {z}[:-1].clone()"),
+    ("step", "with torch.no_grad():\n    for {a} in {m}.parameters():\n        {a} += {x}.mean()"),
     ("layer", "{z} = {z} + self.shift\n{z} = {z} - {z}.mean(0)"), ("layer", "{z} = {z}.view(len({z}) // 2, -1)"),
     ("layer", "{z} = {z} + {z}.view(-1, len({z})).mean(1, keepdim=True)"),
     ("layer", "{a}, {n} = {z}.shape\n{z} = {z}.view({n}, -1)\n{z} = ({z} - {z}.mean(1, keepdim=True)).view({a}, {n})"),
