@@ -1,7 +1,8 @@
 """``python -m examples.study.page FOLDER``: the results of a study, and the page that tells them.
 
 Collects FOLDER's results in ``docs/cases/dp-muon-at-a-true-epsilon.json``, and writes page and
-picture from that file alone; without FOLDER it only writes them.
+picture from that file alone; without FOLDER it only writes them. Losses of another study that the
+file had before are stored beside the new ones, and compared with them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -48,20 +50,27 @@ QUESTIONS = (
 Runs = Sequence[Mapping[str, Any]]
 
 
-def collect(folder: Path) -> dict[str, Any]:
-    """All results of a study, and what was tried on public text."""
+def collect(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """All results of a study, and what was tried on public text; losses of the one before it."""
     from examples.study.public import blocks_of  # it loads PyTorch, which the page does not need
 
     public = folder / "public"
     names = ("n_layer", "n_head", "n_embd", "vocab_size")
     config = json.loads((public / "config.json").read_text())
     runs = [json.loads(path.read_text()) for path in sorted((folder / "results").glob("*.json"))]
+    records = {run["record"] for run in runs if "record" in run}
+    if records.isdisjoint(run.get("record") for run in stored["runs"]):
+        names = ("row", "target", "seed", "rate", "nll")
+        before = [{name: run[name] for name in names} for run in stored["runs"]]
+    else:
+        before = stored.get("before", [])
     return {
         "size": json.loads((public / "about.json").read_text())["size"],
         "model": {name: config[name] for name in names},
         "blocks": {layout: blocks_of(public, layout) for layout in ("all", "hidden", "kinds")},
         "rates": json.loads((public / "rates.json").read_text()),
         "runs": runs,
+        "before": before,
     }
 
 
@@ -120,15 +129,47 @@ def answers(runs: Runs, target: float) -> Iterable[str]:
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> str:
-    """The difference of two means, with Welch's 95 % interval if each has two values."""
+    """The difference of two means, with its interval if each has two values."""
     change = fmean(after) - fmean(before)
     if min(len(before), len(after)) < 2:
         return f"{change:+.4f}"
+    return f"{change:+.4f} ± {welch(before, after):.4f}"
+
+
+def welch(before: Sequence[float], after: Sequence[float]) -> float:
+    """Half the width of Welch's 95 % interval for the difference of two means."""
     parts = [stdev(some) ** 2 / len(some) for some in (before, after)]
     freedom = sum(parts) ** 2 / sum(
         part**2 / (len(some) - 1) for part, some in zip(parts, (before, after), strict=True)
     )
-    return f"{change:+.4f} ± {float(student.ppf(0.975, freedom)) * math.sqrt(sum(parts)):.4f}"
+    return float(student.ppf(0.975, freedom)) * math.sqrt(sum(parts))
+
+
+def repeated(results: Mapping[str, Any]) -> str:
+    """How the mean losses of the study before differ from those of this one."""
+    compared, outside, other_rates = 0, [], []
+    for target, row in product(TARGETS, [NONE, *ROWS]):
+        after = of_row(results["runs"], row, target)
+        before = of_row(results["before"], row, target)
+        if min(len(before), len(after)) < 2 or (row == NONE and target != FIRST):
+            continue
+        name = f"{TITLES[row]} at ε = {target:g}" if row in ROWS else TITLES[row]
+        if before[0]["rate"] != after[0]["rate"]:
+            other_rates.append(name)
+            continue
+        losses = [[run["nll"] for run in some] for some in (before, after)]
+        compared += 1
+        if abs(fmean(losses[1]) - fmean(losses[0])) > welch(*losses):
+            outside.append(f"{name} ({difference(*losses)})")
+    text = (
+        "An earlier study, from nothing, had public weights, lots and noise of its own.\n"
+        f"{compared - len(outside)} of {compared} mean losses are within Welch's 95 % interval of "
+        "its own"
+    )
+    text += f"; not so {', '.join(outside)}." if outside else "."
+    if other_rates:
+        text += f"\nIt took other rates for {' and '.join(other_rates)}, which are not compared."
+    return text
 
 
 def noise_energy(results: Mapping[str, Any], target: float) -> float:
@@ -206,6 +247,7 @@ def page(results: Mapping[str, Any]) -> str:
         meanings=runs[0]["meanings"],
         tables="\n\n".join(tables),
         published=published(results),
+        repeated=repeated(results),
         answers="\n".join(answers(runs, FIRST)),
         orthogonal="\n".join(orthogonalisations),
         itself=itself,
@@ -270,7 +312,7 @@ def rounded_up(epsilon: float) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Collect, if a folder is named, and write."""
     if arguments:
-        results = collect(Path(arguments[0]))
+        results = collect(Path(arguments[0]), json.loads(RESULTS.read_text()))
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     results = json.loads(RESULTS.read_text())
     PAGE.write_text(page(results))

@@ -60,7 +60,15 @@ def rows(found: Advice) -> dict[str, MechanismCost]:
 
 def test_every_mechanism_of_the_table_is_there(advice: Advice) -> None:
     labels = " ".join(rows(advice))
-    requested = ("independent, amplified", "bidiagonal", "BISR", "cyclic Poisson", "BLT", "dense")
+    requested = (
+        "independent, amplified",
+        "bidiagonal",
+        "BIFR",
+        "BandInvMF",
+        "cyclic Poisson",
+        "BLT",
+        "dense",
+    )
     assert all(name in labels for name in requested)
 
 
@@ -113,7 +121,7 @@ def test_independent_noise_has_the_error_of_a_random_walk(plan_of: MakePlan) -> 
 def test_correlated_noise_beats_independent_noise_in_the_same_order(advice: Advice) -> None:
     result = rows(advice)
     error = {label: row.rms or math.inf for label, row in result.items()}
-    assert error["dense"] <= min(error["bidiagonal"], error["BLT-2"], error["BISR-60"])
+    assert error["dense"] <= min(error["bidiagonal"], error["BLT-2"], error["BIFR-60"])
     assert error["bidiagonal"] < error["independent, fixed order"]
     # The best λ is no worse than the plan's own.
     assert error["bidiagonal"] <= error["as planned (bidiagonal)"]

@@ -25,7 +25,7 @@ The product is not convex: a grid that is dense towards 1 is evaluated and its m
 γ is λ.
 
 >>> round(best_gamma(1000, Workload(), epochs, bands=4), 3)
-0.897
+0.875
 
 References: McKenna, arXiv:2405.15913; Choquette-Choo et al., arXiv:2306.08153; Kalinin,
 McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); Fichtenberger, Henzinger
@@ -172,7 +172,7 @@ def best_lambda(steps: int, workload: Workload, participation: Participation) ->
     return _least(loss, GRID)
 
 
-GAMMAS = np.concatenate([np.linspace(0.1, 0.9, 9), 1 - np.geomspace(0.1, 1e-9, 25)[1:], [1.0]])
+GAMMAS = np.concatenate([np.linspace(0.1, 0.9, 5), 1 - np.geomspace(0.1, 1e-5, 9)[1:], [1.0]])
 """Values of γ that are evaluated first."""
 
 

@@ -8,11 +8,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import attr
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.importers import jax_privacy
+from affidavit.importers import DP_EVENT_REMEDIES, jax_privacy
+from affidavit.importers.dp_event import EVENT_FIELDS
 from affidavit.importers.scripts import importer
 from affidavit.importers.scripts.syntax import Script, parse_script
 from affidavit.plan import MalformedPlan
@@ -546,3 +548,23 @@ def test_a_kind_of_the_development_tree_is_named_with_what_to_do(
     assert (code, finding["rule"]) == (2, "not_imported")
     assert event["class_name"] in json.dumps(finding)
     assert named in json.dumps(finding, ensure_ascii=False)
+
+
+DEVELOPMENT_KINDS = {
+    "EpsilonDeltaDpEvent",
+    "DiscreteGaussianDpEvent",
+    "ExponentialMechanismDpEvent",
+    "PermuteAndFlipDpEvent",
+}
+"""The kinds of dp-accounting's development tree that its release does not have."""
+
+
+def test_every_kind_of_event_is_read_with_all_its_fields_or_has_a_remedy() -> None:
+    kinds = {
+        name: {field.name for field in attr.fields(kind)}
+        for name, kind in vars(dp_accounting.dp_event).items()
+        if name.endswith("DpEvent") and name != "DpEvent"
+    }
+    assert len(kinds) > 15
+    assert all(set(EVENT_FIELDS[name]) == kinds[name] for name in EVENT_FIELDS)
+    assert kinds.keys() | DEVELOPMENT_KINDS == EVENT_FIELDS.keys() | DP_EVENT_REMEDIES.keys()
