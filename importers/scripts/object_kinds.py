@@ -233,7 +233,9 @@ class ObjectKinds:
         """Pass arguments to the functions and methods of this file that a call may run."""
         if self._runs_otherwise(call):
             return
-        for function in self.functions(call.func):
+        own: list[ast.FunctionDef | ast.Lambda] = [*self.functions(call.func)]
+        own += [call.func] if isinstance(call.func, ast.Lambda) else []
+        for function in own:
             spec = function.args
             for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs):
                 for key, item in self.script.passed_arguments(function, call):
@@ -569,6 +571,8 @@ class ObjectKinds:
             made = [item.node for item in self.script.bindings_of(function)]
             if any(isinstance(item, ast.ClassDef) for item in made):
                 return self._of_object([i for i in made if isinstance(i, ast.ClassDef)], passed)
+        if isinstance(function, ast.Lambda):
+            return self.kinds(function.body)
         callee = self.kinds(function)
         if self.is_part(function, callee):
             return self._of_model(function, passed)

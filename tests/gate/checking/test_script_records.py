@@ -168,6 +168,7 @@ def test_a_lot_whose_rows_are_of_several_records_is_not_certified(row: str) -> N
         "loss = loss + (out - sum(out) / len(out)).abs().mean()",
         "std = torch.std; loss = criterion(out / std(out), y)",
         "mid = lambda t: t - t.mean(0); loss = criterion(mid(out), y)",
+        "z = (lambda: model(x))(); loss = criterion(z - z.mean(0), y)",
         "out.sub_(out.mean(0)); loss = criterion(out, y)",
         "loss = criterion(scaler.fit_transform(out), y)",
         "import scipy.stats as s; loss = criterion(s.zscore(out), y)",
