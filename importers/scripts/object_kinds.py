@@ -657,10 +657,11 @@ class ObjectKinds:
             case ast.Name():
                 places = self.script.places_of(size)
                 return bool(places) and all(map(self._gets_number_of_rows, places))
-            case ast.Call(func=ast.Name(id="len"), args=[base]):
-                return bool(self.kinds(base) & SECRETS)
             case (
-                ast.Call(func=ast.Attribute(value=base, attr="size"), args=[ast.Constant(value=0)])
+                ast.Call(func=ast.Name(id="len"), args=[base])
+                | ast.Call(
+                    func=ast.Attribute(value=base, attr="size"), args=[ast.Constant(value=0)]
+                )
                 | ast.Subscript(
                     value=ast.Attribute(value=base, attr="shape"), slice=ast.Constant(value=0)
                 )

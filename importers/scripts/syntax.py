@@ -1,7 +1,7 @@
 """Parse a script, and index its scopes, the bindings of each name, and its calls.
 
 A binding is anything that gives a name a value: assignments, parameters, imports, loops,
-patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is listed, and asked about.
+patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is an open question.
 ``getattr`` and ``setattr`` with a constant name are rewritten as attributes. The script never runs.
 """
 

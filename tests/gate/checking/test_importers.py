@@ -474,15 +474,15 @@ def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
 )
 def test_what_a_script_leaves_in_doubt_is_not_read(script: str) -> None:
     dynamic = {getattr(node, "lineno", 0) for node in Script(parse_script(script)).dynamic}
-    codes, asked = list[str](), set[int]()
+    codes, open_lines = list[str](), set[int]()
     try:
         partial = importer.read(script.encode())
     except MalformedPlan as refused:
         codes = [reason.code for reason in refused.reasons]
     else:
         assert partial is not None
-        asked = {use.line for use in partial.open_uses}
-    assert codes == ["not_imported"] or (dynamic and dynamic <= asked)
+        open_lines = {use.line for use in partial.open_uses}
+    assert codes == ["not_imported"] or (dynamic and dynamic <= open_lines)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from tests.gate.checking.script_mutations import BASES, SIZE, run, script
 
 
 def _read(text: str) -> list[dict[str, Any]]:
-    """Return the plans of the private calls of a script without code that is asked about."""
+    """Return the plans of the private calls of a script without code that is an open question."""
     try:
         partial = importer.read(text.encode())
     except MalformedPlan:
         return []
     parts = [] if partial is None else [partial, *partial.others]
-    asked = {use.line for part in parts for use in part.open_uses}
+    open_lines = {use.line for part in parts for use in part.open_uses}
     dynamic = Script(parse_script(text)).dynamic
     return (
         []
-        if asked & {getattr(node, "lineno", 0) for node in dynamic}
+        if open_lines & {getattr(node, "lineno", 0) for node in dynamic}
         else [part.data for part in parts]
     )
 
