@@ -60,9 +60,12 @@ def test_a_run_is_started_watched_and_settled(visitor: Any, site: Any, worker: W
     visitor.sees("Waiting for a worker")
     job = worker.claim()
     _seen(visitor, "Claimed by w1")
+    page.focus("#in-the-log")
     worker.say(job, "start", plan_digest=job["plan_digest"])
     worker.say(job, "heartbeat", steps=4)
     _seen(visitor, "Running on w1.")
+    if visitor.kind.scripts:  # what comes by itself does not take the focus away
+        assert page.evaluate("document.activeElement.id") == "in-the-log"
     visitor.sees("ε by step 4")
     visitor.look("run-under-way")
     worker.complete(job, 10)
