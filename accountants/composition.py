@@ -54,7 +54,12 @@ def _count(
                 _count(inner, times, counts)
         case events.EitherBound(events=bounds):
             _count(bounds[0], times, counts)
-        case events.ChainOfNeighbours() | events.SampledColumns() | events.FixedSizeRun():
+        case (
+            events.ChainOfNeighbours()
+            | events.SampledColumns()
+            | events.OverlappingColumns()
+            | events.FixedSizeRun()
+        ):
             raise Unsupported(
                 f"this accountant has no bound for {type(event).__name__}.",
                 "Use the fourier accountant.",

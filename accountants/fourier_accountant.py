@@ -64,6 +64,7 @@ from affidavit.accountants.fourier.schedules import (
     MAX_KINDS_INVERTED,
 )
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
+from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve, run_of_columns
 from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
@@ -178,14 +179,14 @@ class FourierAccountant:
 
     def _least_of_engines(self, bounds: Sequence[events.Event]) -> MinimumCurve | BoundedByOrder:
         moments = [bound for bound in bounds if has_columns(bound)]
-        runs = {bound: run for bound in bounds if (run := run_of(bound)) is not None}
+        runs = {bound: curve for bound in bounds if (curve := run_curve(bound)) is not None}
         first, *others = [bound for bound in bounds if bound not in (*moments, *runs)]
         # With little noise, other engines answer for the first bound.
         engines = (accountant("gaussian"), self, accountant("participations"))
         curves = [FirstAvailableCurve(event=first, engines=engines)]
         rest = (*engines[:2], accountant("allocation"))
         curves += [FirstAvailableCurve(event=other, engines=rest) for other in others]
-        both = _least_upper_ends([*curves, *map(FixedSizeRunCurve, runs.values())])
+        both = _least_upper_ends([*curves, *runs.values()])
         if not moments:
             return both
         return BoundedByOrder(
@@ -263,9 +264,17 @@ def _finer_directions(event: events.Event, kinds: int) -> tuple[Direction, ...]:
     return directions(event, max_cells=MAX_CELLS_INVERTED)
 
 
+def run_curve(bound: events.Event) -> PrivacyCurve | None:
+    """Return the upper ends of a whole run that only a curve of its own bounds, else None."""
+    if (run := run_of(bound)) is not None:
+        return FixedSizeRunCurve(run)
+    columns = run_of_columns(bound)
+    return None if columns is None else OverlappingColumnsCurve(columns)
+
+
 def _has_statement(bound: events.Event) -> bool:
     """Return whether the checker has statements for all of ``bound``, or for a chain's links."""
-    if has_columns(bound) or run_of(bound) is not None:
+    if has_columns(bound) or run_curve(bound) is not None:
         return False
     return isinstance(bound, events.ChainOfNeighbours) or not any(
         isinstance(leaf, events.ReplacedAllocationGaussian) for leaf, _ in leaves(bound)

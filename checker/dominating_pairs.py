@@ -220,6 +220,7 @@ def _count(event: events.Event, times: int, counts: Counter[events.Leaf]) -> Non
             events.RepeatAndSelect()
             | events.ChainOfNeighbours()
             | events.SampledColumns()
+            | events.OverlappingColumns()
             | events.FixedSizeRun()
         ):
             raise no_statement(type(event).__name__)

@@ -18,7 +18,9 @@ any C, ``cyclic_poisson``,            Gaussian, or a mixture over the participat
 replace_one                           of a record
 any C, fresh random lots, and         independent noise of multiplier σ_joint over ‖C‖; under
 ``b_min_sep``                         ``b_min_sep``, with the largest probability of a step
-any C, any of the last three          or a mixture over the participations of a record, plus its
+any C, fresh random lots              or moments of the products of its columns, where the phase is
+                                      the whole run
+any C, any of these random lots       or a mixture over the participations of a record, plus its
                                       effect on a few truncated lots; a record in a lot of fixed
                                       size moves the sum two clip norms from the others
 b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer, disclosed steps, of
@@ -274,6 +276,7 @@ class Correlation:
             return sampled
         bounds: list[events.Event | None] = [whole] if at.route == "gaussian" else [sampled]
         bounds += [*self._mixture_bounds(step, at, joint), whole]
+        bounds += self._overlapping_columns(step, at, joint)
         bounds.append(self._sampled_columns(step, at, joint))
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else events.EitherBound(events=distinct)
@@ -349,6 +352,14 @@ class Correlation:
                 yield events.FixedSizeRun(
                     weights=mixture.weights,
                     noise_multiplier=joint / (DISTANCE * mixture.spacing) * _DOWN,
+                    conceded=mixture.conceded,
+                )
+            if replaces and self.plan.adjacency == "zero_out":
+                # Told who is drawn: a record is one clip norm from what contributes nothing.
+                never, once, *others = mixture.weights
+                yield events.FixedSizeRun(
+                    weights=(1e-300, never + once, *others),
+                    noise_multiplier=joint / mixture.spacing * _DOWN,
                     conceded=mixture.conceded,
                 )
         separation = self._phase.sampling.separation
@@ -487,6 +498,43 @@ class Correlation:
         return participation_mixture(
             at.strategy, turn=at.turn, probability=probability, records=records
         )
+
+    def _overlapping_columns(
+        self, step: events.Leaf, at: CorrelatedRun, joint: float
+    ) -> Iterator[events.Event]:
+        """Bounds of a whole run that may draw a record in every step, by products of its steps."""
+        if not (self._sampler.fresh and self._is_whole_run):
+            return
+        ways: list[tuple[events.SubsampledPair, float, float]] = []
+        if isinstance(step, FixedSize):
+            ways, drawn = [("replace_one", DISTANCE, 0.0)], at_most_drawn(step)
+        elif isinstance(step, Truncated):
+            counts, drawn = truncated_draw_counts(step, at.strategy.steps), without_truncation(step)
+            alone = self.plan.adjacency == "add_remove"
+            ways = [(self._pair if alone else "replace_one", DISTANCE, 0.0)]
+            if 0 in counts:
+                ways = [(self._pair, 1.0, counts[0])]
+        elif isinstance(step, Untruncated):
+            ways, drawn = [(self._pair, 1.0, 0.0)], step
+        else:
+            return
+        if drawn is None:
+            return
+        with suppress(TooLarge):
+            products = products_by_lag(at.strategy)
+            others = 2 * float(products[1:].sum()) * (1 + len(products) * 2.0**-52)
+            for pair, reach, conceded in ways:
+                yield events.OverlappingColumns(
+                    own=float(products[0]),
+                    others=others,
+                    largest_other=float(products[1:].max(initial=0.0)),
+                    draws=getattr(drawn, "records", 1),
+                    sampling_probability=drawn.sampling_probability,
+                    steps=at.strategy.steps,
+                    noise_multiplier=joint / reach * _DOWN,
+                    conceded=conceded,
+                    pair=pair,
+                )
 
     def _sampled_columns(
         self, step: events.Leaf, at: CorrelatedRun, joint: float

@@ -496,6 +496,38 @@ class SampledColumns(_Validated):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OverlappingColumns(_Validated):
+    """A whole run in which a record may be drawn in every step, by the products of its columns.
+
+    In each of ``steps`` the number of draws is binomial, ``draws`` at ``sampling_probability``.
+    In step i a draw moves the run by the column c_i. No ⟨|c_i|, |c_i|⟩ is above ``own``, no
+    ⟨|c_i|, |c_j|⟩ of two steps above ``largest_other``, and those of one step with all others add
+    up to at most ``others``, all in squared clip norms. ``noise_multiplier`` is the noise standard
+    deviation over the clip norm. With probability ``conceded``, which adds to δ, a record moves
+    the run further. Source: docs/theorems/correlated-noise.md, Theorem 23.
+    """
+
+    own: float
+    others: float
+    largest_other: float
+    draws: int
+    sampling_probability: float
+    steps: int
+    noise_multiplier: float
+    conceded: float = 0.0
+    pair: SubsampledPair = "add_remove"
+
+    def __post_init__(self) -> None:
+        _Validated.__post_init__(self)
+        if not (0 < self.own < math.inf and 0 <= self.others < math.inf):
+            raise ValueError("own must be positive, others not negative, and both finite")
+        if not (0 < self.largest_other <= self.others or self.largest_other == self.others == 0):
+            raise ValueError("largest_other must be positive and at most others, or both zero")
+        if self.draws < 1 or self.steps < 1 or not 0 <= self.conceded < 1:
+            raise ValueError("draws and steps must be at least 1, and conceded lie in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FixedSizeRun(_Validated):
     """A whole run over lots of fixed size, which a record moves by k units with ``weights``[k].
 
@@ -533,6 +565,7 @@ Event = (
     | RepeatAndSelect
     | EitherBound
     | SampledColumns
+    | OverlappingColumns
     | FixedSizeRun
     | ChainOfNeighbours
 )

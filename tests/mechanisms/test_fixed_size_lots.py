@@ -14,7 +14,7 @@ from scipy.stats import binom, hypergeom
 
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
-from affidavit.accountants.fourier_accountant import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant, run_curve
 from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.assessment import certify
 from affidavit.mechanisms.fixed_size_lots import at_least_drawn, at_most_drawn
@@ -81,10 +81,8 @@ def test_no_data_sets_cost_more_than_the_upper_end_and_the_attack_costs_the_lowe
         for event in members
         if isinstance(event, events.GaussianMixture)
     ]
-    bounds += [
-        FixedSizeRunCurve(event) for event in members if isinstance(event, events.FixedSizeRun)
-    ]
-    assert len(bounds) == 2
+    bounds += [curve for event in members if (curve := run_curve(event)) is not None]
+    assert len(bounds) == 3
     upper = [min(bound.delta(e).upper for bound in bounds) for e in EPSILONS]
     attained = [
         leaf

@@ -15,8 +15,7 @@ from flint import arb
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
-from affidavit.accountants.fourier_accountant import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant, run_curve
 from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.checker import participation
 from affidavit.mechanisms.lowering import Lowered, lower
@@ -147,12 +146,9 @@ def test_no_data_sets_cost_more_where_most_lots_are_cut(adjacency: str, records:
         one for one in bounds(lower(plan_from(plan))) if not isinstance(one, events.Repeated)
     ]
     upper: list[PrivacyCurve] = [
-        FixedSizeRunCurve(one)
-        if isinstance(one, events.FixedSizeRun)
-        else FourierAccountant().curve(one)
-        for one in members
+        run_curve(one) or FourierAccountant().curve(one) for one in members
     ]
-    assert len(upper) >= (2 if adjacency == "add_remove" else 3)
+    assert len(upper) >= {"add_remove": 3, "replace_one": 4, "zero_out": 5}[adjacency]
     limits = [[curve.delta(at).upper for curve in upper] for at in epsilons]
     others = size if adjacency == "add_remove" else size - records
     for trial in range(examples(12)):

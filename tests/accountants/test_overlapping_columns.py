@@ -1,0 +1,96 @@
+"""Runs that may draw a record in every step, by enumeration of its draws and by quadrature."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
+from affidavit.assessment import certify
+from affidavit.plan import events, plan_from
+
+Array = NDArray[np.float64]
+EDGE = np.linspace(-9.0, 9.0, 145)
+GRID = np.stack(np.meshgrid(EDGE, EDGE, indexing="ij"), axis=-1).reshape(-1, 2)
+CELL = (EDGE[1] - EDGE[0]) ** 2
+EPSILONS = 0.02, 0.1, 0.4, 1.0, 2.0
+COLUMNS = np.array([[0.7, 0.0], [0.4, 0.6]])
+"""Columns of two steps over the noise; the second one is shorter."""
+
+
+def density(draws: int, q: float, sign: float) -> Array:
+    """The density of two steps on the grid, if each draw moves the run by ``sign`` columns."""
+    result = np.zeros(len(GRID))
+    for drawn in product(range(draws + 1), repeat=2):
+        chance = float(np.prod(binom.pmf(drawn, draws, q)))
+        result += chance * np.exp(-((GRID - sign * COLUMNS @ drawn) ** 2).sum(axis=1) / 2)
+    return result / (2 * math.pi)
+
+
+@pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(("draws", "q"), [(1, 0.02), (1, 0.3), (2, 0.1)])
+def test_two_steps_cost_no_more_than_the_bound(
+    draws: int, q: float, pair: events.SubsampledPair
+) -> None:
+    products, sigma = COLUMNS.T @ COLUMNS, 2.0
+    run = events.OverlappingColumns(
+        own=float(products.max()) * sigma**2,
+        others=float(products[0, 1]) * sigma**2,
+        largest_other=float(products[0, 1]) * sigma**2,
+        draws=draws,
+        sampling_probability=q,
+        steps=2,
+        noise_multiplier=sigma,
+        pair=pair,
+    )
+    one, other = density(draws, q, 1.0), density(draws, q, -1.0 * (pair == "replace_one"))
+    curve = OverlappingColumnsCurve(run)
+    for epsilon in EPSILONS:
+        truth = max(
+            float(np.maximum(left - math.exp(epsilon) * right, 0).sum() * CELL)
+            for left, right in ((one, other), (other, one))
+        )
+        bound = curve.delta(epsilon).upper
+        assert bound >= truth * (1 - 1e-6)
+        if truth > 1e-9:
+            assert curve.epsilon(truth).upper >= epsilon * (1 - 1e-6)
+            assert curve.epsilon(bound).upper == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_powers_of_overlapping_products_have_no_larger_mean_than_the_bound_says() -> None:
+    # The mean of a power of Λ over three steps, by enumeration: for whole orders it is a sum of
+    # exponentials of covariances.
+    g, near, far, q, order = 0.5, 0.3, 0.1, 0.05, 3
+    covariances = np.array([[g, near, far], [near, g, near], [far, near, g]])
+    p = 1 + 2 * near / g
+    truth = 0.0
+    for drawn in product(range(order + 1), repeat=3):
+        chance = float(np.prod(binom.pmf(drawn, order, q)))
+        truth += chance * math.exp(drawn @ covariances @ np.array(drawn) / 2 - g / 2 * sum(drawn))
+    places, weights = np.polynomial.hermite_e.hermegauss(120)
+    ratios = 1 + q * np.expm1(math.sqrt(g) * places - g / 2)
+    alone = float(weights @ ratios ** (p * order)) / math.sqrt(2 * math.pi)
+    assert truth <= alone ** (3 / p)
+    assert math.log(truth) > 3 * math.log(1 + q**2 * 3 * math.expm1(g))
+
+
+def test_a_rarely_drawn_record_has_ends_less_than_twice_apart() -> None:
+    document: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "zero_out",
+        "dataset": {"size": 2_505_587},
+        "sampling": {"scheme": "poisson", "lot_size": 2348},
+        "steps": 1404,
+        "noise": {"kind": "bisr", "bands": 2},
+        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 1.35}],
+        "target": {"delta": 9.1e-8},
+    }
+    epsilon = certify(plan_from(document), second_opinion=False).epsilon
+    assert epsilon is not None
+    assert 1.2 < epsilon.upper / epsilon.lower < 2
