@@ -75,8 +75,9 @@ class DataAdapter(Protocol):
     """Numbered records; ``digest`` is ``sha256:`` and 64 hexadecimal digits.
 
     A plan of users with several records also needs ``most_of_a_user``, the largest number of
-    records of a user, and ``most_users_of_a_record`` if it is more than 1.
-    ``digest_is_given`` is true if the digest was not taken from the records.
+    records of a user, and ``most_users_of_a_record`` if it is more than 1. ``own_parts`` is true if
+    records are groups of which some users own a part (``PartOwners``). ``digest_is_given`` is true
+    if the digest was not taken from the records.
     """
 
     @property

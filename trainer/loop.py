@@ -101,6 +101,7 @@ def train(
         records=len(data),
         most_of_a_user=getattr(data, "most_of_a_user", None),
         most_users=getattr(data, "most_users_of_a_record", 1),
+        own_parts=getattr(data, "own_parts", False),
         options=options,
         search=trial is not None,
     )

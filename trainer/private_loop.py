@@ -41,7 +41,7 @@ from affidavit.plan import Plan, read_limited, schedule
 from affidavit.trainer.adapters import Batch, Group, parts_of, select_records
 from affidavit.trainer.clipping.probe import PROBE_SEEDS
 from affidavit.trainer.data.loaded_records import LoadedRecords, digest_of_batch, tensors_of
-from affidavit.trainer.data.ownership import Ownership, count_ownership
+from affidavit.trainer.data.ownership import Ownership, PartOwners, count_ownership
 from affidavit.trainer.distributed.peers import Peers
 from affidavit.trainer.errors import Diverged, MixedRecords, RunFailure, UnsupportedModel
 from affidavit.trainer.loop import Outcome, Run, StepOutputs
@@ -157,6 +157,7 @@ def private(
         records=len(records),
         most_of_a_user=ownership and ownership.contributions_per_user,
         most_users=ownership.users_per_record if ownership else 1,
+        own_parts=users is not None and any(isinstance(entry, PartOwners) for entry in users),
         options=options,
     )
     if settings is None:

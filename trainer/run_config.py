@@ -81,15 +81,16 @@ def bind(
     records: int,
     most_of_a_user: int | None = None,
     most_users: int = 1,
+    own_parts: bool = False,
     options: VerificationOptions | None = None,
     search: bool = False,
 ) -> RunConfig:
     """Return the run of ``plan`` that ``bundle`` certifies, on ``records`` records and canaries.
 
     ``most_of_a_user`` is the largest number of records of a user, if the data has users, and
-    ``most_users`` that of users of a record.
-    ``options`` are further requirements on the certificate. ``search`` tells that this is one of
-    the runs to select from. Raises ``NotCertified``.
+    ``most_users`` that of users of a record. ``own_parts`` is whether some own a part of a record
+    (``PartOwners``). ``options`` are further requirements on the certificate. ``search`` tells that
+    this is one of the runs to select from. Raises ``NotCertified``.
     """
     try:
         predicate = verify(bundle, trusted, plan=plan, options=options).predicate
@@ -110,6 +111,13 @@ def bind(
     closed = execution.plan
     _require_runnable(closed, records)
     _require_ownership(closed, most_of_a_user, most_users)
+    if own_parts and closed.dataset.unit == "user" and closed.adjacency != "replace_one":
+        raise NotCertified(
+            "parts_of_a_group",
+            f"the plan was certified under {closed.adjacency}, but some users own a part of a "
+            "group, whose clipped sum then moves by up to twice the clip norm. Certify the plan "
+            "under replace_one, or train on records instead of groups.",
+        )
     _require_same_strategies(predicate["strategies"], strategies)
     return RunConfig(
         certificate_id=predicate["certificate_id"],

@@ -29,6 +29,13 @@ class Ownership(NamedTuple):
     users_per_record: int
 
 
+class PartOwners(list[Hashable]):
+    """The users of a group of records, some of whom own only a part of them.
+
+    Zeroing that part moves the group's clipped sum by up to 2C, as replacing the group does.
+    """
+
+
 def count_ownership(users: Sequence[Any]) -> Ownership:
     """Return the least bounds that a plan may state for records of these ``users``.
 
@@ -73,21 +80,21 @@ def group_records(users: Sequence[Any]) -> tuple[list[list[int]], list[list[Hash
     A group has the records of one user, ascending, and its users are all users of its records. Each
     record goes to that of its users who has most records, so that others are in few groups. With
     groups as sampling units, whose sums are clipped once, the users of the groups are the ``users``
-    of ``private``, of ``count_ownership`` and of ``choose_records``. The plan must be certified
-    under ``replace_one``: under ``zero_out`` a user's records may be a part of a group, and zeroing
-    them moves the group's clipped sum by up to 2C. Raises ``ValueError`` for a record without a
-    user.
+    of ``private``, of ``count_ownership`` and of ``choose_records``. ``private`` refuses plans of
+    another adjacency than ``replace_one`` if some own a part of a group (``PartOwners``). Raises
+    ``ValueError`` for a record without a user.
     """
     owners = _owners(users)
     records = Counter(chain.from_iterable(owners))
     groups: dict[Hashable, list[int]] = {}
     for record, names in enumerate(owners):
         groups.setdefault(max(names, key=lambda user: records[user]), []).append(record)
-    members = list(groups.values())
-    return members, [
-        list(dict.fromkeys(user for record in group for user in owners[record]))
-        for group in members
-    ]
+    members, users_of = list(groups.values()), []
+    for group in members:
+        every = list(dict.fromkeys(user for record in group for user in owners[record]))
+        whole = all(len(owners[record]) == len(every) for record in group)
+        users_of.append(every if whole else PartOwners(every))
+    return members, users_of
 
 
 def _owners(users: Sequence[Any]) -> list[tuple[Hashable, ...]]:

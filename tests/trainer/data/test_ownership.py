@@ -10,7 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.trainer.data.ownership import choose_records, count_ownership, group_records
+from affidavit.trainer.data.ownership import (
+    PartOwners,
+    choose_records,
+    count_ownership,
+    group_records,
+)
 
 GRAPHS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=12)
 
@@ -34,6 +39,8 @@ def test_groups_have_each_record_once_and_all_of_its_users(users: list[list[int]
         owners = [set(users[record]) for record in group]
         assert set(names) == set().union(*owners)
         assert set.intersection(*owners)
+        whole = all(own == set(names) for own in owners)
+        assert isinstance(names, PartOwners) is not whole
 
 
 def test_records_of_one_user_are_cut_to_the_first() -> None:

@@ -200,6 +200,9 @@ def test_data_in_which_a_user_has_more_records_than_certified_is_refused() -> No
     with pytest.raises(NotCertified) as refusal:
         bind(bundle, trusting(KEY.public), plan, records=RECORDS, most_of_a_user=2, most_users=2)
     assert refusal.value.code == "users_of_a_record"
+    with pytest.raises(NotCertified) as refusal:
+        bind(bundle, trusting(KEY.public), plan, records=RECORDS, most_of_a_user=2, own_parts=True)
+    assert refusal.value.code == "parts_of_a_group"
     with pytest.raises(NotCertified, match="does not name the user of each record"):
         bind(bundle, trusting(KEY.public), plan, records=RECORDS)
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from affidavit.trainer import LoopError, PrivateRun
+from affidavit.trainer.data.ownership import PartOwners
 from affidavit.trainer.errors import MixedRecords, NotCertified, RunFailure, UnsupportedModel
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.small_run import RECORDS, entropy_of
@@ -229,6 +230,7 @@ def test_the_loss_of_private_records_is_not_shown(tmp_path: Path) -> None:
         (list(range(RECORDS - 1)), "59 entries for 60"),
         ([[place, place + 1] for place in range(RECORDS)], "a record has 2 users"),
         ([[]] * RECORDS, "record 0 has no user"),
+        ([PartOwners([place]) for place in range(RECORDS)], "own a part of a group"),
         (torch.arange(RECORDS) // 2, None),
     ],
 )
