@@ -1,9 +1,10 @@
 """Describe each training library: its private call, related calls, and known faults.
 
-The facts are in ``libraries.toml``, one section for each library, from the libraries' own
-sources: TensorFlow Privacy 0.8 and 0.9, jax-privacy 2.0, private-transformers 0.2, fastDP,
-PyVacy, dp-transformers 1.0, Flower 1.x, pfl 0.5, optax 0.1.7, objax 1.8, and torchdp 0.1 (the
-former name of Opacus). ``like`` names a section to inherit keys from.
+The facts are in ``libraries.toml``, one section for each library, and ``samplers.toml``, from the
+libraries' own sources: TensorFlow Privacy 0.8 and 0.9, jax-privacy 2.0 and its development tree,
+private-transformers 0.2, fastDP, PyVacy, dp-transformers 1.0, Flower 1.x, pfl 0.5, optax 0.1.7,
+objax 1.8, and torchdp 0.1 (the former name of Opacus). ``like`` names a section to inherit keys
+from.
 
 A quantity of a plan is an expression of a call's arguments, such as ``"batch_size"`` or
 ``"expected_participations / iterations"``. An argument that the call omits has the library's
@@ -75,6 +76,18 @@ def satisfies_requirement(value: Any, requirement: ArgumentRequirement, lot: Any
     return value is None or value in requirement
 
 
+class LotSampler(Call):
+    """A class that draws lots by a ``scheme`` of plans, or None, if its arguments meet ``holds``.
+
+    ``remedy`` says what to do about others.
+    """
+
+    modules: tuple[str, ...]
+    scheme: str | None = None
+    holds: Mapping[str, ArgumentRequirement] = {}
+    remedy: str = ""
+
+
 class Library(StrictModel):
     """A training library: its private call, related calls, and its known faults.
 
@@ -106,6 +119,11 @@ class Library(StrictModel):
     broken: tuple[BrokenObligation, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def samplers(self) -> tuple[LotSampler, ...]:
+        """Its classes that draw lots."""
+        return tuple(item for item in SAMPLERS if not {*item.modules}.isdisjoint(self.modules))
+
 
 def _load() -> tuple[Library, ...]:
     sections = load_facts("libraries.toml")
@@ -115,6 +133,9 @@ def _load() -> tuple[Library, ...]:
     )
 
 
+SAMPLERS = tuple(
+    LotSampler(**{"names": (name,)} | own) for name, own in load_facts("samplers.toml").items()
+)
 FAULTS = {
     key: BrokenObligation(
         **{"code": key, "schemes": NOT_SHUFFLED if own.pop("poisson_alone", False) else None} | own

@@ -14,7 +14,13 @@ from itertools import combinations
 from typing import Any
 
 from affidavit.importers.directives import DIRECTIVE_FIELDS
-from affidavit.importers.libraries import FAULTS, NOT_SHUFFLED, Library, satisfies_requirement
+from affidavit.importers.libraries import (
+    FAULTS,
+    NOT_SHUFFLED,
+    Library,
+    LotSampler,
+    satisfies_requirement,
+)
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import (
     BrokenObligation,
@@ -205,7 +211,42 @@ class ScriptPlanReader(Quantities):
         return sampling if lot is None else sampling | {"lot_size": lot}
 
     def scheme(self) -> str | None:
-        """Return the sampling scheme of the library, or of the script's own loader or draws."""
+        """Return the sampling scheme of the library, or of the script's own sampler or loader.
+
+        Raises ``MalformedPlan`` if a class of the library draws other lots.
+        """
+        scheme = self._scheme_of_library()
+        for sampler, call in self._samplers():
+            name = sampler.names[0]
+            if sampler.scheme is None or not self._holds(sampler, call):
+                remedy = sampler.remedy
+                raise self.refusal(f"the lots of {name} are not read.", remedy, call.lineno)
+            if scheme not in (None, sampler.scheme):
+                message = f"{name} draws {sampler.scheme} lots, and not {scheme} lots."
+                raise self.refusal(message, "Write a plan with the lots it draws.", call.lineno)
+            scheme = sampler.scheme
+        return scheme
+
+    def _samplers(self) -> Iterator[tuple[LotSampler, ast.Call]]:
+        """Yield the classes of the library that draw lots, with the calls that make them."""
+        known = {name: item for item in self.library.samplers for name in item.names}
+        for call in self.script.calls if known else ():
+            name = self.script.module_path(call.func).rpartition(".")[2]
+            if name in known and self._may_run_beside(call):
+                yield known[name], call
+
+    def _holds(self, sampler: LotSampler, call: ast.Call) -> bool:
+        """Whether a sampler draws lots of its scheme with the arguments of ``call``."""
+        if not sampler.holds:
+            return True
+        arguments = arguments_of(self.values.with_unpacked_keywords(call), sampler, self.kind)
+        return all(
+            satisfies_requirement(self.values.try_evaluate(node), requirement, None)
+            for argument, requirement in sampler.holds.items()
+            if (node := arguments.get(argument)) is not None
+        )
+
+    def _scheme_of_library(self) -> str | None:
         if self.library.poisson is not None:
             name, default = self.library.poisson
             node = self.arguments.get(name)

@@ -94,7 +94,7 @@ class Quantities:
 
     def _stating_calls(self, name: str) -> Iterator[tuple[Call, ast.Call]]:
         """Yield the calls that state a quantity: training first, accounting last."""
-        calls = [self.library.private, *self.library.beside]
+        calls = [self.library.private, *self.library.beside, *self.library.samplers]
         for call in sorted(calls, key=lambda item: item.accounts):
             if name in call.replaces and (use := self._other_use(call, [])) is not None:
                 line = getattr(use, "lineno", "?")

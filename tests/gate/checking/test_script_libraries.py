@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from affidavit.importers.scripts import importer
+from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_codes import is_right, is_stopped
 
 KERAS = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
@@ -435,3 +436,56 @@ def test_a_model_of_keras_that_jax_privacy_makes_private(
     assert partial is not None
     faults = [item for item in partial.broken if item.adjacencies is None]
     assert (not faults and not partial.open_uses) is holds
+
+
+SAMPLED = """\
+from jax_privacy import noise_addition
+from jax_privacy.batch_selection import {sampler}
+lots = {sampler}({arguments})
+# affidavit: noise_multiplier=4.0
+private = noise_addition.gaussian_privatizer(stddev=4.0, prng_key=key)
+for lot in lots.batch_iterator(60, rng=rng):
+    update, state = private.update(gradients(params, lot), state)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sampler", "arguments", "drawn"),
+    [
+        ("CyclicPoissonSampling", "0.1, 100", {"scheme": "poisson", "probability": 0.1}),
+        ("CyclicPoissonSampling", "0.1, 100, cycle_length=c", "cyclic_poisson"),
+        ("CyclicPoissonSampling", "0.1, 100, 9", "truncated_poisson"),
+        ("FixedBatchSampling", "6, 100", {"scheme": "fixed_size", "lot_size": 6}),
+        ("FixedBatchSampling", "6, 100, replace=True", "without replacement"),
+        ("BallsInBinsSampling", "iterations=100, cycle_length=5", {"scheme": "balls_in_bins"}),
+        ("RandomAllocationSampling", "3, 100", {"scheme": "random_allocation"}),
+        ("RandomAllocationSampling", "3, 100, cycle_length=2", "group"),
+        ("BMinSepSampling", "0.1, 100, 4", {"scheme": "b_min_sep"}),
+        ("BMinSepSampling", "0.1, 100, 4, warm_start=False", "warm"),
+        ("UserSelectionStrategy", "base, 2", "records are users"),
+        ("MultiOwnerMinSepSampling", "graph, 3, 4", "users_per_record"),
+    ],
+)
+def test_each_sampler_of_jax_privacy_is_read_or_refused_by_name(
+    sampler: str, arguments: str, drawn: dict[str, Any] | str
+) -> None:
+    text = SAMPLED.format(sampler=sampler, arguments=arguments)
+    if isinstance(drawn, dict):
+        assert data_of(text)["sampling"] == drawn
+        text = text.replace("noise_multiplier", "scheme=cyclic noise_multiplier")
+    with pytest.raises(MalformedPlan) as refused:
+        importer.read(text.encode())
+    (reason,) = refused.value.reasons
+    expected = "given_conflict" if isinstance(drawn, dict) else "not_imported"
+    assert reason.code == expected
+    if isinstance(drawn, str):
+        assert sampler in reason.message
+        assert drawn in reason.remedy
+
+
+def test_a_sampler_beside_a_plan_draws_the_plan_s_lots() -> None:
+    text = "from jax_privacy.batch_selection import {0} as Lots\n" + JAX + CONFIG + "Lots(0.1, 9)\n"
+    sampling = data_of(text.format("CyclicPoissonSampling"))["sampling"]
+    assert sampling == {"scheme": "poisson", "probability": 0.1}
+    with pytest.raises(MalformedPlan, match="draws balls_in_bins lots, and not poisson lots"):
+        importer.read(text.format("BallsInBinsSampling").encode())
