@@ -3,9 +3,10 @@
 Only listed kinds are read. Classes that a document names are never imported.
 
 A Poisson sample of several Gaussians is one joint release of a step. Gaussians composed outside a
-sample are separate steps. An outermost ``RepeatAndSelectDpEvent`` repeats the whole run. An event
-has no clip norm (noise multipliers are relative to it), no adjacency, data set size or target. It
-must have all fields of its kind and no others.
+sample are separate steps, and each random allocation is a phase. An outermost
+``RepeatAndSelectDpEvent`` repeats the whole run. An event has no clip norm (noise multipliers are
+relative to it), no adjacency, data set size or target. It must have all fields of its kind and no
+others.
 """
 
 from __future__ import annotations
@@ -113,6 +114,13 @@ def _walk(
             sampling = {"scheme": "fixed_size", "lot_size": _count(event, "sample_size")}
             phase = _phase(sampling, times, _releases(event["event"], 1))
             phases.append(phase | {"_size": _count(event, "source_dataset_size")})
+        case "RandomAllocationDpEvent":
+            sampling = {
+                "scheme": "random_allocation",
+                "participations": _count(event, "num_selected"),
+            }
+            phase = _phase(sampling, _count(event, "num_steps"), _releases(event["event"], 1))
+            phases.extend(dict(phase) for _ in range(min(times, MAX_PARTS + 1)))  # drawn each time
         case "TruncatedSubsampledGaussianDpEvent":
             sampling = {
                 "scheme": "truncated_poisson",

@@ -10,8 +10,9 @@ has no effect. A plan's noise_multiplier applies before correlation, which is th
 coefficients of norm 1.
 
 ``BandMFConfig`` is the later form: expected_participations stand for the sampling probability, and
-num_examples decides the partition and the neighbouring relation. Without noise_multiplier it makes
-no plan, so that it is refused here.
+num_examples decides the partition and the neighbouring relation, and sub_strategy may say that each
+record is in exactly so many steps. Without noise_multiplier it makes no plan, so that it is refused
+here.
 
 Reference: jax_privacy.experimental.execution_plan, release 2.0, and its development version.
 """
@@ -19,6 +20,7 @@ Reference: jax_privacy.experimental.execution_plan, release 2.0, and its develop
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -66,8 +68,8 @@ def read_participations(document: dict[str, Any]) -> PartialPlan:
     field = "expected_participations"
     rate = Fraction(require_positive(DOCUMENT_KIND, field, document[field])) * bands / steps
     public = document.get("num_examples") is not None
-    rest = {key: value for key, value in document.items() if key != field}
-    return read(
+    rest = {key: value for key, value in document.items() if key not in (field, "sub_strategy")}
+    partial_plan = read(
         {
             **rest,
             "sampling_prob": require_probability(
@@ -77,6 +79,27 @@ def read_participations(document: dict[str, Any]) -> PartialPlan:
             "neighboring_relation": "REPLACE_SPECIAL" if public else "ADD_OR_REMOVE_ONE",
         }
     )
+    return _with_allocation(partial_plan, document, bands)
+
+
+def _with_allocation(
+    partial_plan: PartialPlan, document: dict[str, Any], bands: int
+) -> PartialPlan:
+    """Return the plan with the lots of ``sub_strategy``; raises ``MalformedPlan``."""
+    drawn = str(document.get("sub_strategy") or "POISSON").rpartition(".")[2].upper()
+    if drawn == "POISSON":
+        return partial_plan
+    if drawn != "RANDOM_ALLOCATION" or bands > 1:
+        raise not_imported(
+            DOCUMENT_KIND,
+            f"sub_strategy {drawn} is not supported with {bands} bands.",
+            "Use POISSON, or RANDOM_ALLOCATION with one band.",
+        )
+    field = "expected_participations"
+    taken = require_positive(DOCUMENT_KIND, field, document[field])
+    taken = require_positive_integer(DOCUMENT_KIND, field, int(taken) if taken % 1 == 0 else taken)
+    sampling = {"scheme": "random_allocation", "participations": taken}
+    return replace(partial_plan, data=partial_plan.data | {"sampling": sampling})
 
 
 def read(document: dict[str, Any]) -> PartialPlan:
