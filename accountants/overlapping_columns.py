@@ -16,7 +16,7 @@ which are much rarer than δ, decide the moments.
 ...     noise_multiplier=1.0,
 ... )
 >>> round(OverlappingColumnsCurve(run).epsilon(1e-6).upper, 2)
-0.46
+0.65
 
 Reference: docs/theorems/correlated-noise.md, Theorem 23; Chen, Dafnis and Paouris, "Improved Hölder
 and reverse Hölder inequalities for Gaussian random vectors", arXiv:1306.2410.
@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from scipy.special import erfcx, gammaln, log_ndtr, ndtr
@@ -47,8 +46,9 @@ _ORDERS = np.geomspace(0.05, 3000.0, 90)
 """Orders of moments: λ - 1 for the record's presence, s for its absence."""
 _ROUNDING = 1e-11
 """Relative allowance for the rounding of the mean of a cell, of a sum and of a tail."""
+_LOG_ROUNDING = 1e-13
+"""Allowance for the rounding of log ℓ."""
 _MAX_EXPONENT = 600.0
-Order = Literal["removed", "added"]
 
 
 def run_of_columns(event: events.Event) -> events.OverlappingColumns | None:
@@ -88,7 +88,7 @@ class OverlappingColumnsCurve:
             largest = max(largest, float(np.where(left > 0, bounds, math.inf).min()))
         if not math.isfinite(largest):
             raise OutOfReach("no moment of the run is bounded.", "Use another accountant.")
-        return Bracket(lower=0.0, upper=largest * (1 + 2.0**-50))
+        return Bracket(lower=0.0, upper=largest * (1 + _ROUNDING))
 
     def delta(self, epsilon: float) -> Bracket:
         """Return ``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` if it is negative."""
@@ -101,32 +101,42 @@ class OverlappingColumnsCurve:
         return Bracket(lower=0.0, upper=min(1.0, largest + self.run.conceded))
 
     def _both(self) -> tuple[_Moments, ...]:
-        if self.run.pair == "replace_one":
-            return (_moments(self.run, "removed"),)
-        return _moments(self.run, "removed"), _moments(self.run, "added")
+        opposite = self.run.opposite
+        if opposite == 1:
+            return (_moments(self.run, 1.0, 1.0),)
+        return _moments(self.run, 1.0, opposite), _moments(self.run, opposite, 1.0)
 
 
 @lru_cache(maxsize=32)
-def _moments(run: events.OverlappingColumns, order: Order) -> _Moments:
-    grid, replaced = _Grid.of(run), run.pair == "replace_one"
-    orders, places = _ORDERS, grid.edges[1:]
-    deviation = math.sqrt(grid.g)
-    shifts = deviation * np.arange(3) if order == "removed" else np.zeros(1)
-    limits = np.searchsorted(places, np.add.outer(_LIMITS, shifts).ravel())
-    limits = np.unique(limits[limits < len(places)])
-    constants = orders * np.log(orders) - (orders + 1) * np.log(orders + 1)
-    conceded = _passed(run, grid, places[limits]) if order == "removed" else ndtr(-places[limits])
+def _moments(run: events.OverlappingColumns, moved: float, other: float) -> _Moments:
+    """Return the moments of a record against one that moves the run ``other`` times the other way.
+
+    The record itself moves it ``moved`` times; one of the two is 1.
+    """
+    grid = _Grid.of(run, moved, other)
+    orders, edges = _ORDERS, grid.edges
+    shifts = moved * grid.deviation * np.arange(3 if moved else 1)
+    limits = np.unique(np.searchsorted(edges, np.add.outer(_LIMITS, shifts).ravel()))
+    limits = limits[limits < len(edges)]
+    conceded = np.zeros(len(limits))
+    highest = np.full(len(limits), len(edges) - 1)
     lowest = np.zeros(len(limits), dtype=np.int64)
-    if replaced:
-        lowest = np.searchsorted(grid.edges, -places[limits] - _FARTHER_BELOW)
-        conceded = conceded + np.where(lowest > 0, ndtr(grid.edges[lowest]), 0.0)
+    if moved:
+        highest = limits
+        conceded = conceded + _passed(run, grid, moved, edges[highest])
+    if other:
+        farther = _FARTHER_BELOW if moved else 0.0
+        lowest = np.searchsorted(edges, -edges[limits] - farther)
+        conceded = conceded + np.where(lowest > 0, ndtr(edges[lowest]), 0.0)
     logs = np.zeros((len(orders), len(limits)))
-    middle = len(places) // 2
+    middle = len(edges) // 2
     for row, size in enumerate(orders):
-        means = grid.means(float(size), order=order, replaced=replaced)
+        means = grid.means(float(size))
         above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
-        sums = below[middle - 1 - lowest] + above[limits - middle]
-        logs[row] = run.steps / grid.p * (np.log(sums) + 2 * _ROUNDING)
+        sums = below[middle - 1 - lowest] + above[highest - 1 - middle]
+        rounding = 2 * _ROUNDING / grid.p + (size + 1) * _LOG_ROUNDING
+        logs[row] = run.steps * (np.log(sums) / grid.p + rounding)
+    constants = orders * np.log(orders) - (orders + 1) * np.log(orders + 1)
     return _Moments(
         orders=orders[:, None],
         constants=constants[:, None],
@@ -139,8 +149,9 @@ def _moments(run: events.OverlappingColumns, order: Order) -> _Moments:
 class _Grid:
     """Cells between ``edges``, in deviations of X_t, the first of which has no lower end.
 
-    ``ratios`` and ``drawn`` are log ℓ and r at the edges, ``left`` and ``right`` the masses of the
-    cells as split between their two ends, so that the mean is kept.
+    At the edges, ``ratios`` are log ℓ of the record, which rises, and ``others`` and ``drawn`` are
+    log ℓ and r of the other one, which fall; ``h`` is its own. ``left`` and ``right`` are the
+    masses of the cells as split between their two ends, so that the mean is kept.
     """
 
     g: float
@@ -149,18 +160,25 @@ class _Grid:
     law: Array
     edges: Array
     ratios: Array
+    others: Array
     drawn: Array
     left: Array
     right: Array
 
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of X_t."""
+        return math.sqrt(self.g)
+
     @classmethod
-    def of(cls, run: events.OverlappingColumns) -> _Grid:
+    def of(cls, run: events.OverlappingColumns, moved: float, other: float) -> _Grid:
         scale = 1 / run.noise_multiplier**2 * (1 + 4e-16)
         g, h, law = run.own * scale, run.others * scale, _draws(run)
         deviation = math.sqrt(g)
         farthest = _FARTHEST + 2 * deviation
         edges = np.linspace(-farthest, farthest, 2 * _CELLS + 1)
-        ratios, drawn = _given_place(edges * deviation, law, g)
+        ratios, _ = _given_place(moved * edges * deviation, law, moved**2 * g)
+        others, drawn = _given_place(-other * edges * deviation, law, other**2 * g)
         # Of a normal law both halves are alike.
         upper = edges[_CELLS:]
         mass = ndtr(-upper[:-1]) - ndtr(-upper[1:])
@@ -174,36 +192,27 @@ class _Grid:
         left, right = np.maximum(left, 1e-300), np.maximum(right, 1e-300)
         return cls(
             g=g,
-            h=h,
+            h=h * other**2,
             p=1 + h / g,
             law=law,
             edges=edges,
             ratios=ratios,
+            others=others,
             drawn=drawn,
             left=left,
             right=right,
         )
 
-    def means(self, size: float, *, order: Order, replaced: bool) -> Array:
+    def means(self, size: float) -> Array:
         """Return upper bounds of the mean of f(X)^p in each cell, shape (cells,)."""
-        lower, upper = self.ratios[:-1], self.ratios[1:]
-        if order == "added":
-            # Both factors are largest at an end of the cell, each at one of its own.
-            exponents = size * (self.h * self.drawn[1:] ** 2 / 2 - lower)
-            exponents[0] = size * (self.h * self.drawn[1] ** 2 / 2 - math.log(self.law[0]))
-            return _exp(self.p * exponents) * (self.left + self.right)
-        shared = np.zeros(len(lower))
-        if replaced:
-            # ℓ and r at -x; both fall.
-            other, drawn = self.ratios[::-1], self.drawn[::-1]
-            shared = size * (self.h * drawn[:-1] ** 2 / 2 - other[1:])
-            shared[0] += size * self.h * ((len(self.law) - 1) ** 2 - drawn[0] ** 2) / 2
+        # Both factors of the other one are largest at an end of the cell, each at one of its own.
+        shared = size * (self.h * self.drawn[:-1] ** 2 / 2 - self.others[1:])
+        shared[0] += size * self.h * ((len(self.law) - 1) ** 2 - self.drawn[0] ** 2) / 2
         # A power of ℓ is convex, and at most its chord.
-        at_ends = (
-            _exp(self.p * (shared + (size + 1) * ratio)) * mass
-            for ratio, mass in ((lower, self.left), (upper, self.right))
+        ends = (self.ratios[:-1], self.left), (self.ratios[1:], self.right)
+        return np.asarray(
+            sum(_exp(self.p * (shared + (size + 1) * ratio)) * mass for ratio, mass in ends)
         )
-        return np.asarray(sum(at_ends))
 
 
 def _exp(exponents: Array) -> Array:
@@ -223,22 +232,25 @@ def _given_place(places: Array, law: Array, g: float) -> tuple[Array, Array]:
     """Return log ℓ(x) and r(x) at each of ``places``, shape (n,)."""
     number = np.arange(1, len(law))[:, None]
     exponents = number * places - number**2 * g / 2
-    excess = law[1:, None] * np.expm1(np.minimum(exponents, _MAX_EXPONENT))
-    weights = law[1:, None] * np.exp(np.minimum(exponents, _MAX_EXPONENT))
-    ratios = np.log1p(excess.sum(axis=0))
-    return ratios, (number * weights).sum(axis=0) / (law[0] + weights.sum(axis=0))
+    # Beyond the range of a double all weights are divided by the largest.
+    scales = np.maximum(exponents.max(axis=0) - _MAX_EXPONENT, 0.0)
+    weights = law[1:, None] * np.exp(exponents - scales)
+    never = law[0] * np.exp(-scales)
+    excess = (law[1:, None] * np.expm1(np.minimum(exponents, _MAX_EXPONENT))).sum(axis=0)
+    ratios = np.where(scales > 0, scales + np.log(never + weights.sum(axis=0)), np.log1p(excess))
+    return ratios, (number * weights).sum(axis=0) / (never + weights.sum(axis=0))
 
 
-def _passed(run: events.OverlappingColumns, grid: _Grid, limits: Array) -> Array:
+def _passed(run: events.OverlappingColumns, grid: _Grid, moved: float, limits: Array) -> Array:
     """Return a bound of P(X_t > x) with the record, for each of ``limits``, in deviations."""
-    deviation = math.sqrt(grid.g)
     number = np.arange(len(grid.law))[:, None]
-    places = limits - number * deviation
+    places = limits - moved * number * grid.deviation
     # The logarithm of a normal tail is concave: at most its tangent.
-    tilts = math.sqrt(2 / math.pi) / erfcx(places / math.sqrt(2)) / deviation
+    tilts = math.sqrt(2 / math.pi) / erfcx(places / math.sqrt(2)) / grid.deviation
     logs = log_ndtr(-places)
     if run.others > 0:
-        largest = run.largest_other / run.noise_multiplier**2 * (1 + 8e-16)
-        mean = run.draws * run.sampling_probability * grid.h / largest
+        scale = moved / run.noise_multiplier**2 * (1 + 8e-16)
+        largest = run.largest_other * scale
+        mean = run.draws * run.sampling_probability * run.others / run.largest_other
         logs = logs + mean * np.expm1(np.minimum(tilts * largest, _MAX_EXPONENT)) * (1 + 1e-12)
     return np.asarray(grid.law @ np.exp(np.minimum(logs, 0.0)))

@@ -505,36 +505,33 @@ class Correlation:
         """Bounds of a whole run that may draw a record in every step, by products of its steps."""
         if not (self._sampler.fresh and self._is_whole_run):
             return
-        ways: list[tuple[events.SubsampledPair, float, float]] = []
-        if isinstance(step, FixedSize):
-            ways, drawn = [("replace_one", DISTANCE, 0.0)], at_most_drawn(step)
-        elif isinstance(step, Truncated):
+        opposite, reach, conceded = float(self._pair == "replace_one"), 1.0, 0.0
+        drawn: events.Leaf | None = step
+        if isinstance(step, Truncated):
             counts, drawn = truncated_draw_counts(step, at.strategy.steps), without_truncation(step)
-            alone = self.plan.adjacency == "add_remove"
-            ways = [(self._pair if alone else "replace_one", DISTANCE, 0.0)]
-            if 0 in counts:
-                ways = [(self._pair, 1.0, counts[0])]
-        elif isinstance(step, Untruncated):
-            ways, drawn = [(self._pair, 1.0, 0.0)], step
-        else:
-            return
-        if drawn is None:
+            conceded = counts.get(0, 0.0)
+        if isinstance(step, FixedSize) or (isinstance(step, Truncated) and 0 not in counts):
+            # The record takes the place of another, and a zero takes it without moving further.
+            reach = DISTANCE
+            opposite = {"add_remove": 0.0, "zero_out": 0.5, "replace_one": 1.0}[self.plan.adjacency]
+        if isinstance(step, FixedSize):
+            drawn = at_most_drawn(step)
+        if not isinstance(drawn, Untruncated):
             return
         with suppress(TooLarge):
             products = products_by_lag(at.strategy)
             others = 2 * float(products[1:].sum()) * (1 + len(products) * 2.0**-52)
-            for pair, reach, conceded in ways:
-                yield events.OverlappingColumns(
-                    own=float(products[0]),
-                    others=others,
-                    largest_other=float(products[1:].max(initial=0.0)),
-                    draws=getattr(drawn, "records", 1),
-                    sampling_probability=drawn.sampling_probability,
-                    steps=at.strategy.steps,
-                    noise_multiplier=joint / reach * _DOWN,
-                    conceded=conceded,
-                    pair=pair,
-                )
+            yield events.OverlappingColumns(
+                own=float(products[0]),
+                others=others,
+                largest_other=float(products[1:].max(initial=0.0)),
+                draws=getattr(drawn, "records", 1),
+                sampling_probability=drawn.sampling_probability,
+                steps=at.strategy.steps,
+                noise_multiplier=joint / reach * _DOWN,
+                conceded=conceded,
+                opposite=opposite,
+            )
 
     def _sampled_columns(
         self, step: events.Leaf, at: CorrelatedRun, joint: float

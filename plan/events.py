@@ -503,8 +503,9 @@ class OverlappingColumns(_Validated):
     In step i a draw moves the run by the column c_i. No ⟨|c_i|, |c_i|⟩ is above ``own``, no
     ⟨|c_i|, |c_j|⟩ of two steps above ``largest_other``, and those of one step with all others add
     up to at most ``others``, all in squared clip norms. ``noise_multiplier`` is the noise standard
-    deviation over the clip norm. With probability ``conceded``, which adds to δ, a record moves
-    the run further. Source: docs/theorems/correlated-noise.md, Theorem 23.
+    deviation over the clip norm. What replaces the record moves the run the other way,
+    ``opposite`` times as far: not at all if nothing does. With probability ``conceded``, which adds
+    to δ, a record moves it further. Source: docs/theorems/correlated-noise.md, Theorem 23.
     """
 
     own: float
@@ -515,10 +516,12 @@ class OverlappingColumns(_Validated):
     steps: int
     noise_multiplier: float
     conceded: float = 0.0
-    pair: SubsampledPair = "add_remove"
+    opposite: float = 0.0
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
+        if not 0 <= self.opposite <= 1:
+            raise ValueError(f"opposite must lie in [0, 1], got {self.opposite!r}")
         if not (0 < self.own < math.inf and 0 <= self.others < math.inf):
             raise ValueError("own must be positive, others not negative, and both finite")
         if not (0 < self.largest_other <= self.others or self.largest_other == self.others == 0):
