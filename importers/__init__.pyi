@@ -7,3 +7,4 @@ from .partial_plan import BrokenObligation as BrokenObligation
 from .partial_plan import OpenUse as OpenUse
 from .partial_plan import PartialPlan as PartialPlan
 from .partial_plan import SourceSpan as SourceSpan
+from .scripts.repository import one_walk as one_walk

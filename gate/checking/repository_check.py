@@ -9,6 +9,7 @@ import os
 import stat
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,23 +117,27 @@ class RepositoryCheck:
             name = str(SETTINGS_FILE) if is_of_settings else SEARCH
             yield Checked(unreadable_result(name, error.reasons))
             return
-        for item in files:
-            if item.file in done:
-                continue
-            yield Begun(item.file)
-            if isinstance(item, Skipped):
-                yield item
-                continue
-            if not item.explicit and item.file.lower().endswith(SCRIPT_SUFFIXES):
-                yield Searched(item.file)
-            try:
-                yield from self._check(item)
-            except (UnwritableFix, UnreadableBase, MemoryError, RecursionError, SystemError):
-                raise
-            except OSError as error:
-                yield Checked(unreadable_result(item.file, (_unreadable(item.file, error),)))
-            except Exception as error:  # the other files keep their results
-                yield Checked(_failed_result(item.file, error))
+        todo = [item for item in files if item.file not in done]
+        with _one_walk(todo):
+            for item in todo:
+                yield Begun(item.file)
+                yield from self._results(item)
+
+    def _results(self, item: Candidate | Skipped) -> Iterator[Told]:
+        """Yield what is found in one file."""
+        if isinstance(item, Skipped):
+            yield item
+            return
+        if not item.explicit and item.file.lower().endswith(SCRIPT_SUFFIXES):
+            yield Searched(item.file)
+        try:
+            yield from self._check(item)
+        except (UnwritableFix, UnreadableBase, MemoryError, RecursionError, SystemError):
+            raise
+        except OSError as error:
+            yield Checked(unreadable_result(item.file, (_unreadable(item.file, error),)))
+        except Exception as error:  # the other files keep their results
+            yield Checked(_failed_result(item.file, error))
 
     def _limits(self) -> Iterator[Told]:
         """Yield the limits of the settings; other errors are told where a setting is needed."""
@@ -193,6 +198,15 @@ class RepositoryCheck:
         lines = tuple(f"{printable(source.name)}: fixed: {fix.description}" for fix in fixes)
         fixed = source.find_same(text.encode())
         return result if fixed is None else self.evaluator.evaluate(fixed), lines
+
+
+def _one_walk(files: Sequence[Candidate | Skipped]) -> AbstractContextManager[None]:
+    """Find the modules of the repository once for all of its scripts, if there are any."""
+    if not any(item.file.lower().endswith(SCRIPT_SUFFIXES) for item in files):
+        return nullcontext()
+    from affidavit.importers import one_walk
+
+    return one_walk()
 
 
 def _unreadable(file: str, error: OSError) -> Reason:

@@ -115,15 +115,17 @@ def _plan_of(
 
     Of ``others`` one runs instead of it, and those ``elsewhere`` may run too.
     """
-    _require_unambiguous(script, library, call)
+    large = _require_unambiguous(script, library, call)
+    whys = [f"it imports {file}, which is too large to be read" for file in large]
     leading = leading_definitions(script, call)
-    callers = []
     if (file := find_caller(script, {getattr(item, "name", "") for item in leading})) is not None:
         script.shared_definitions |= set(leading)
-        why = f"{file} may run it, and what it does with the result is not read"
-        if call.lineno not in script.harmless:
-            message = f"line {call.lineno}: {source_text(call.func)}: {why}."
-            callers.append(OpenUse(line=call.lineno, message=message))
+        whys.append(f"{file} may run it, and what it does with the result is not read")
+    callers = [
+        OpenUse(line=call.lineno, message=f"line {call.lineno}: {source_text(call.func)}: {why}.")
+        for why in whys
+        if call.lineno not in script.harmless
+    ]
     reading = OpacusPlanReader if library is OPACUS else ScriptPlanReader
     one = reading(library, script, call, stated)
     one.values.alternatives = tuple(script.parents[other] for other in others if other is not call)
@@ -290,8 +292,11 @@ def _generated_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
             yield node
 
 
-def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> None:
-    """Refuse a call that may not be the library's, with the arguments that the text shows."""
+def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> list[str]:
+    """Refuse a call that may not be the library's, with the arguments that the text shows.
+
+    Return the files that it may import and that are too large to be read.
+    """
     kind, name = f"{library.name} script", last_name(call.func)
     if (hidden := _hidden_package(script, library)) is not None:
         message = f"{hidden} beside it is imported in place of the package."
@@ -319,13 +324,15 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         message = f"{source_text(script.dynamic[0])} may change what it is told."
         line = getattr(script.dynamic[0], "lineno", None)
         raise not_imported(kind, message, "Write a plan.", line)
-    for module in [script, *modules_of(script, library.modules)]:
+    modules, large = modules_of(script, library.modules)
+    for module in [script, *modules]:
         if (change := _change_by(module, script, library)) is not None:
             where = "" if module is script else f" of {module.name}"
             at = getattr(change, "lineno", call.lineno)
             message = f"line {at}{where}: {source_text(change)} may change the noise."
             line = at if module is script else call.lineno
             raise not_imported(kind, message, "Write a plan with the lowest noise.", line)
+    return large
 
 
 def _hidden_package(script: Script, library: Library) -> str | None:

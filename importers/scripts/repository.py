@@ -1,6 +1,7 @@
 """Find the other Python files of a repository that run a script's private call, or it imports.
 
-Files are told by the text of their import statements.
+Files are told by the text of their import statements. ``one_walk`` finds them once for all scripts
+that are read inside it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,12 +31,16 @@ SKIPPED = frozenset({"test", "tests", "node_modules", "__pycache__", "venv", "si
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file of the repository, with the names that it imports, and all of its words."""
+    """A Python file of the repository, with the names that it imports, and all of its words.
+
+    Of a large file only the first part is read, so that it is not ``whole``.
+    """
 
     file: str
     version: tuple[int, int]
     imported: frozenset[str]
     words: frozenset[str]
+    whole: bool
 
     @cached_property
     def places(self) -> list[tuple[str, str]]:
@@ -61,29 +67,32 @@ def leading_definitions(script: Script, node: ast.AST) -> list[ast.AST]:
 
 
 def find_caller(script: Script, names: set[str]) -> str | None:
-    """Return another file that imports one of these definitions of a script, if there is one."""
-    if not names or script.folder is None or script.name is None:
+    """Return another file that imports one of these definitions of a script, or may do so."""
+    if script.folder is None or script.name is None:
         return None
     stem = Path(script.name).stem.lower()
-    for module in _others(script):
+    others, unread = _others(script)
+    for module in others if names else ():
         parts = {part for name in module.imported for part in name.split(".")}
-        if stem in parts and ("*" in parts or not module.words.isdisjoint(names)):
+        known = module.whole and "*" not in parts and module.words.isdisjoint(names)
+        if stem in parts and not known:
             return os.path.relpath(module.file)
-    return None
+    return unread
 
 
-def modules_of(script: Script, beside: tuple[str, ...]) -> list[Script]:
+def modules_of(script: Script, beside: tuple[str, ...]) -> tuple[list[Script], list[str]]:
     """Return the modules of the repository that a script imports, at any depth.
 
-    Packages ``beside`` are not followed, since they may belong to a library.
+    Also return the files of those that are too large to be read whole. Packages ``beside`` are not
+    followed, since they may belong to a library.
     """
     if script.folder is None:
-        return []
+        return [], []
     statements = [node for node in script.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     names = set(_imported("\n".join(map(ast.unparse, statements))))
     folders = {str((script.folder / place).resolve()) for place in SEARCH_FOLDERS}
     named, modules = defaultdict[str, list[tuple[str, Module]]](list), dict[str, Module]()
-    for item in _others(script) if names else ():
+    for item in _others(script)[0] if names else ():
         for dotted, folder in item.places:
             if dotted.split(".")[0] not in beside:
                 named[dotted].append((folder, item))
@@ -95,7 +104,8 @@ def modules_of(script: Script, beside: tuple[str, ...]) -> list[Script]:
         names |= {dotted for item in more.values() for dotted in item.imported}
         folders |= {str(place) for file in more for place in list(Path(file).parents)[:2]}
     scripts = (_parsed(item.file, item.version) for item in modules.values())
-    return [item for item in scripts if item is not None]
+    large = [os.path.relpath(item.file) for item in modules.values() if not item.whole]
+    return [item for item in scripts if item is not None], large
 
 
 def _imported(text: str) -> Iterator[str]:
@@ -118,10 +128,25 @@ def _parsed(file: str, _: tuple[int, int]) -> Script | None:
         return None
 
 
-def _others(script: Script) -> Iterator[Module]:
-    """Yield the other Python files of the current folder."""
-    own = (script.folder.resolve() / (script.name or "")).as_posix() if script.folder else ""
-    count = 0
+@contextmanager
+def one_walk() -> Iterator[None]:
+    """Find the files of the current folder once for all scripts that are read inside."""
+    _walks.append([])
+    try:
+        yield
+    finally:
+        _walks.pop()
+
+
+Walk = tuple[list[Module], str | None]
+"""Python files, and what else may be there and is not read."""
+_walks: list[list[Walk]] = []
+"""The walk of each ``one_walk`` that runs, once a script needed it."""
+
+
+def _walk() -> Walk:
+    """Find the Python files of the current folder."""
+    modules: list[Module] = []
     for place, folders, names in os.walk(Path.cwd().resolve(), onerror=_raise):
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in SKIPPED)
         for name in sorted(names):
@@ -131,17 +156,29 @@ def _others(script: Script) -> Iterator[Module]:
             state = os.lstat(file)
             if not stat.S_ISREG(state.st_mode):  # a pipe may have no end
                 continue
-            count += 1
-            if count > MAX_FILES or not own:
-                return
-            if file.lower() != own.lower():
-                yield _module(file, (state.st_mtime_ns, state.st_size))
+            if len(modules) == MAX_FILES:
+                return modules, f"one of more than {MAX_FILES:,} Python files"
+            modules.append(_module(file, (state.st_mtime_ns, state.st_size)))
+    return modules, None
+
+
+def _others(script: Script) -> Walk:
+    """Return the Python files of the current folder without the script itself."""
+    if script.folder is None:
+        return [], None
+    own = (script.folder.resolve() / (script.name or "")).as_posix().lower()
+    walks = _walks[-1] if _walks else []
+    if not walks:
+        walks.append(_walk())
+    modules, unread = walks[0]
+    return [item for item in modules if item.file.lower() != own], unread
 
 
 @lru_cache(maxsize=MAX_FILES)
 def _module(file: str, version: tuple[int, int]) -> Module:
     text = _text(file)
-    return Module(file, version, frozenset(_imported(text)), frozenset(re.findall(r"\w++", text)))
+    words = frozenset(re.findall(r"\w++", text))
+    return Module(file, version, frozenset(_imported(text)), words, version[1] <= MAX_FILE)
 
 
 def _raise(error: OSError) -> None:

@@ -258,7 +258,7 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
 
 def test_what_is_no_file_is_passed_over(run: Any) -> None:
     os.mkfifo("pipe.py")
-    assert list(repository._others(Script(ast.parse(""), Path()))) == []
+    assert repository._others(Script(ast.parse(""), Path())) == ([], None)
     os.mkfifo("pipe.yaml")
     Path("link.yaml").symlink_to("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")

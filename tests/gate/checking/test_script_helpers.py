@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from affidavit.importers.scripts import repository
 
 SCRIPT = """\
 import torch
@@ -69,3 +72,40 @@ def test_a_file_that_runs_the_private_call_of_another_is_asked_about(
     messages = [item["message"] for item in document["plans"][0]["findings"] if item["blocks"]]
     assert any("beside.py" in message for message in messages) is is_caller
     assert (code == 0) is not is_caller
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ("MAX_FILES", "one of more than 1 Python files"),
+        ("MAX_FILE", "large.py, which is too large"),
+    ],
+)
+def test_files_that_are_not_read_are_asked_about(
+    checked: Any, monkeypatch: pytest.MonkeyPatch, limit: str, why: str
+) -> None:
+    monkeypatch.setattr(repository, limit, 1)
+    Path("train.py").write_text(SCRIPT.format(imports="import large", loop=LOOP))
+    Path("large.py").write_text("x = 1\n")
+    code, document = checked("train.py")
+    messages = [item["message"] for item in document["plans"][0]["findings"] if item["blocks"]]
+    assert code == 3
+    assert any(why in message for message in messages)
+
+
+def test_the_files_of_a_repository_are_found_once_for_all_its_scripts(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        Path(f"train_{number}.py").write_text(SCRIPT.format(imports="import large", loop=LOOP))
+    Path("large.py").write_text("x = 1\n")
+    walk, walked = os.walk, Path("walked")
+
+    def counted(*args: Any, **named: Any) -> Any:
+        with walked.open("a") as file:
+            file.write(".")
+        return walk(*args, **named)
+
+    monkeypatch.setattr(repository.os, "walk", counted)
+    assert len(checked(".")[1]["plans"]) == 3
+    assert walked.read_text() == "."
