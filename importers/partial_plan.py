@@ -55,31 +55,6 @@ NoiseCalibration = Callable[..., float]
 """Compute a library's own calibrated noise, by keywords of ``opacus_noise_multiplier``."""
 
 
-@dataclass(frozen=True, slots=True)
-class MinimumLength:
-    """The fewest epochs of a script, and the whole passes that nothing cuts short.
-
-    A plan with fewer epochs, or fewer steps than ``whole_passes`` have, is refused.
-    """
-
-    epochs: float
-    line: int
-    why: str
-    whole_passes: int = 0
-
-    def require(self, plan: dict[str, Any], name: str) -> None:
-        """Raise ``MalformedPlan`` if the plan of the document ``name`` is shorter."""
-        epochs: Any = plan.get("epochs")
-        if is_number(epochs) and epochs < self.epochs:
-            message = f"epochs is given as {epochs:g}, but {self.why}."
-            raise _conflict(("epochs",), message, name, self.line)
-        steps: Any = plan.get("steps")
-        fewest = self.whole_passes * _lots_per_pass(plan)
-        if is_number(steps) and steps < fewest:
-            message = f"steps is given as {steps:g}, but the script makes at least {fewest}."
-            raise _conflict(("steps",), message, name, self.line)
-
-
 def unchanged(plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
     """Return a plan that needs no completion."""
     return plan
@@ -94,7 +69,6 @@ class PartialPlan:
     - ``excluded``: values that the document rules out for the adjacency or the sampling scheme.
     - ``open_uses``: uses of private objects that must be answered before anything is certified.
     - ``unread``: reasons why expressions could not be read, by JSON pointer.
-    - ``least``: lower bound on the epochs that may be given.
     - ``finish``: completes the merged plan.
     - ``pointer``, ``others``: its place among the plans of the document, if there are several, and
       the others.
@@ -110,7 +84,6 @@ class PartialPlan:
     broken: tuple[BrokenObligation, ...] = ()
     open_uses: tuple[OpenUse, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
-    least: MinimumLength | None = None
     finish: Callable[[dict[str, Any], NoiseCalibration | None], dict[str, Any]] = unchanged
     pointer: str = ""
     others: tuple[PartialPlan, ...] = ()
@@ -143,8 +116,6 @@ class PartialPlan:
             if excluded is not None:
                 message = f"{key} is given as {excluded}, which {name} rules out."
                 raise _conflict((key,), message, name)
-        if self.least is not None:
-            self.least.require(whole, name)
         return {"version": 1, **self.finish(whole, calibrate)}
 
 
@@ -179,18 +150,6 @@ def _merge(
     return merged
 
 
-def _lots_per_pass(plan: dict[str, Any]) -> int:
-    """Return the lots of one pass, rounded down, or 0 if the plan does not say."""
-    size: Any = next(_values_of_key(plan, "size"), None)
-    rate: Any = next(_values_of_key(plan, "probability"), None)
-    lot: Any = next(_values_of_key(plan, "lot_size"), None)
-    if is_number(rate) and 1e-15 < rate <= 1:
-        return int(1 / rate * (1 - 1e-9))
-    if isinstance(size, int) and isinstance(lot, int) and 0 < lot <= size:
-        return size // lot
-    return 0
-
-
 def _values_of_key(part: Any, key: str) -> Iterator[Any]:
     """Yield the values of ``key`` in a plan document, at any depth."""
     if isinstance(part, dict):
@@ -201,11 +160,9 @@ def _values_of_key(part: Any, key: str) -> Iterator[Any]:
             yield from _values_of_key(element, key)
 
 
-def _conflict(
-    path: tuple[str | int, ...], message: str, name: str, line: int | None = None
-) -> MalformedPlan:
+def _conflict(path: tuple[str | int, ...], message: str, name: str) -> MalformedPlan:
     remedy = f'Correct [tool.affidavit.given."{name}"] or the file.'
-    return malformed_plan("given_conflict", message, remedy, line, pointer_to(*path))
+    return malformed_plan("given_conflict", message, remedy, None, pointer_to(*path))
 
 
 def require_known_fields(kind: str, document: dict[str, Any], known: Collection[str]) -> None:

@@ -71,13 +71,13 @@ class OpacusPlanReader(ScriptPlanReader):
         self.values.other_steps = frozenset(
             step
             for step in optimizer_steps(self.values)
-            if isinstance(step.func, ast.Attribute) and self._is_other_optimizer(step.func.value)
+            if isinstance(step.func, ast.Attribute)
+            and (
+                self.kinds.kinds(step.func.value) == {"optimizer"}
+                or self.kinds.is_of_other_call(step.func.value)
+            )
         )
-        self.values.is_other_optimizer = self._is_other_optimizer
         return super().partial()
-
-    def _is_other_optimizer(self, node: ast.expr) -> bool:
-        return self.kinds.kinds(node) == {"optimizer"} or self.kinds.is_of_other_call(node)
 
     def find_faults(self, lot: Any) -> None:
         """Add also the faults in how the script uses the private objects."""
@@ -278,28 +278,11 @@ class OpacusPlanReader(ScriptPlanReader):
                 yield call, BY_CRITERION if passed else "unclipped_loss"
 
     def _makes_several_engines(self) -> bool:
-        engines = self._engines()
+        engines = self.script.calls_to("PrivacyEngine")
         federated = find_import(self.script, ("flwr", "flower")) is not None
-        return len(engines) > 1 or any(federated or self._is_repeated(item) for item in engines)
-
-    def _engines(self) -> list[ast.Call]:
-        """Return the engines of the script, without those that only other private calls use."""
-        own, *others = (set(self._engines_of(call)) for call in (self.call, *self.values.elsewhere))
-        elsewhere = set().union(*others) - own
-        return [call for call in self.script.calls_to("PrivacyEngine") if call not in elsewhere]
-
-    def _engines_of(self, call: ast.Call) -> Iterator[ast.AST]:
-        """Yield what may make the engine of a private call."""
-        engine = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if isinstance(engine, ast.Name):
-            scope, bindings = self.script.resolve(engine.id, self.script.scope_of(engine))
-            yield from (
-                item.value
-                for item in self.kinds.reaching(engine, scope, bindings)
-                if item.value is not None
-            )
-        elif isinstance(engine, ast.Call):
-            yield engine
+        return len(engines) > 1 + len(self.values.elsewhere) or any(
+            federated or self._is_repeated(item) for item in engines
+        )
 
     def _is_repeated(self, node: ast.AST) -> bool:
         """Whether a loop, or a second call of its function, may run a node again."""
@@ -423,11 +406,11 @@ class OpacusPlanReader(ScriptPlanReader):
         }
 
     def _accountant(self) -> str:
-        for call in self._engines():
-            node = call.args[0] if call.args else keywords_of(call).get("accountant")
-            name = self.values.known_value(node) if node is not None else "prv"
-            if isinstance(name, str):
-                return name
+        engines = self.script.calls_to("PrivacyEngine")
+        nodes = [next(iter(call.args), keywords_of(call).get("accountant")) for call in engines]
+        names = {"prv" if node is None else self.values.known_value(node) for node in nodes}
+        if len(names) == 1 and isinstance(name := names.pop(), str):
+            return name
         raise self.refusal(
             "the accountant of its PrivacyEngine cannot be read from the script.",
             f"Add {STATE_NOISE_REMEDY}",

@@ -7,10 +7,8 @@ that contradicts the text is an error. An expression that cannot be read is name
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 from affidavit.importers.directives import DIRECTIVE_FIELDS
@@ -24,7 +22,6 @@ from affidavit.importers.libraries import (
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import (
     BrokenObligation,
-    MinimumLength,
     NoiseCalibration,
     OpenUse,
     PartialPlan,
@@ -50,10 +47,10 @@ from affidavit.importers.scripts.quantities import (
 )
 from affidavit.importers.scripts.record_sources import RecordSources
 from affidavit.importers.scripts.step_count import (
+    UnreadNumber,
     count_passes,
     enclosing_loops,
     find_resumed_run,
-    minimum_passes,
     optimizer_steps,
     passes_around,
 )
@@ -98,7 +95,6 @@ class ScriptPlanReader(Quantities):
         self.broken: list[BrokenObligation] = list(library.broken)
         self.is_poisson: bool | None = None
         self.open_uses: tuple[OpenUse, ...] = ()
-        self.least: MinimumLength | None = None
 
     def partial(self) -> PartialPlan:
         """Return the plan fields; raises ``MalformedPlan``."""
@@ -127,7 +123,6 @@ class ScriptPlanReader(Quantities):
             broken=tuple(self.broken),
             open_uses=self.open_uses,
             unread=tuple(self.unread.items()),
-            least=self.least,
             finish=self.finish,
             adds_to=tuple(call.lineno for call in self.values.elsewhere),
         )
@@ -272,9 +267,17 @@ class ScriptPlanReader(Quantities):
         for name in ("steps", "epochs"):
             if (value := self.quantity(name)) is not None:
                 return name, value, self.call.lineno
-        trainings = list(self.trainings())
+        trainings = [call for call in self.trainings() if self._may_run_beside(call)]
         if trainings:
-            raise Unreadable(trainings[0], "the length of training cannot be determined")
+            if not exclude_each_other(self.script, *trainings):
+                again = max(trainings, key=lambda call: call.lineno)
+                raise Unreadable(again, "it trains again")
+            try:
+                around = passes_around(self.values, trainings[0])
+            except UnreadNumber as reason:
+                raise Unreadable(reason.node, reason.why) from None
+            why = "the length of training cannot be determined"
+            raise (UnreadNumber if around.count == 1 else Unreadable)(trainings[0], why)
         updates = self.values.updates
         runs = len(updates) == 1 and not any(call.trains for call in self.library.beside)
         own = passes_around(self.values, updates[0]) if runs else count_passes(self.values)
@@ -301,13 +304,15 @@ class ScriptPlanReader(Quantities):
             at = getattr(reason.node, "lineno", self.call.lineno)
             why = self.unread.get("/steps", f"line {at}: {reason.why}.")
             self.unread["/steps"] = self.unread.setdefault("/epochs", why)
-            self.least = self._least()
+            if not isinstance(reason, UnreadNumber):
+                self.uncounted = self.uncounted or reason
             if not {"epochs", "steps"}.isdisjoint(self.stated):
                 self.notes.append(
                     f"{self.library.name}: the length that comments state is that of all runs of "
                     f"the training, which the text does not show ({why.rstrip('.')})."
                 )
         else:
+            self.uncounted = None
             own[name] = int(count) if count == int(count) else count
             self.lines.append((f"/{name}", line))
             self.note_literal(f"/{name}", count)
@@ -334,56 +339,6 @@ class ScriptPlanReader(Quantities):
         return not (
             exclude_each_other(self.script, call, self.call) or is_left_out(self.values, call)
         )
-
-    def _least(self) -> MinimumLength | None:
-        """Return the fewest epochs that the loops make, if their number is not known."""
-        places: list[tuple[ast.Call, float | None]] = []
-        if self.uncounted_training is not None:
-            places.append(self.uncounted_training)
-        elif any(self.trainings()):
-            fits = list(self._fits())
-            owners = {last_name(getattr(fit.func, "value", fit)) for fit, _ in fits}
-            places += fits if len(owners) == 1 else []  # else other models are trained
-        else:
-            places += [(item, None) for item in self._steps_together()]
-        counts = [minimum_passes(self.values, place, own or 0) for place, own in places]
-        count = sum(item[0] for item in counts)
-        if not count:
-            return None
-        repeats = next((item[1] for item in counts if item[1] is not None), None)
-        whole = math.floor(count) if all(item[2] for item in counts) else 0
-        if repeats is None:
-            return MinimumLength(
-                count, places[0][0].lineno, f"the script makes at least {count:g}", whole
-            )
-        return MinimumLength(
-            math.nextafter(count, math.inf),
-            getattr(repeats, "lineno", places[0][0].lineno),
-            f"what this line repeats makes {count:g} each time. Count those of all times; where "
-            "each time has records of its own, give steps instead",
-            whole,
-        )
-
-    def _steps_together(self) -> list[ast.Call]:
-        """Return the steps that all run: the only one, or several of the private optimiser."""
-        steps = optimizer_steps(self.values)
-        owners = (getattr(step.func, "value", step) for step in steps)
-        private = all(self.kinds.kinds(owner) == {"private"} for owner in owners)
-        apart = any(exclude_each_other(self.script, *pair) for pair in combinations(steps, 2))
-        return steps if len(steps) == 1 or (private and not apart) else []
-
-    def _fits(self) -> Iterator[tuple[ast.Call, float | None]]:
-        """Yield the calls that train together, with their epochs where these are known."""
-        for call in self.library.beside:
-            for node in self._matching_calls(call) if call.trains else ():
-                if self._may_run_beside(node):
-                    arguments = arguments_of(
-                        self.values.with_unpacked_keywords(node), call, self.kind
-                    )
-                    epochs = self.values.known_value(
-                        arguments.get(call.quantities.get("epochs", ""))
-                    )
-                    yield node, epochs if is_number(epochs) else None
 
     def find_faults(self, lot: Any) -> None:
         """Add the obligations that the library or the training loop breaks."""
@@ -417,8 +372,9 @@ class ScriptPlanReader(Quantities):
             reads = self.script.reads_of(name.id)
             if all(self.call in self.script.ancestors(read) for read in reads):
                 yield name, "nothing uses the private object"
-        again = [*self._fits()][1:] if self.uncounted_training is None else []
-        yield from ((fit, "it trains again, and those steps count too") for fit, _ in again)
+        if (reason := self.uncounted) is not None:
+            node = self.call if isinstance(reason.node, ast.Module) else reason.node
+            yield node, f"its length is not read: {reason.why}"
         for node in self.script.nodes:
             match node:
                 case ast.Call(func=function):

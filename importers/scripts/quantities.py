@@ -42,8 +42,8 @@ class Quantities:
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
         self.read_literals: dict[str, ast.Constant] = {}
-        self.uncounted_training: tuple[ast.Call, float] | None = None
-        """A call that trains for some epochs, in loops that cannot be counted."""
+        self.uncounted: Unreadable | None = None
+        """Why the text does not show how often it trains, if that is more than a number."""
 
     def refusal(self, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
         """Return the error for this script, at the private call unless ``line`` is given."""
@@ -223,7 +223,7 @@ class Quantities:
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", node.lineno)
             self.unread[pointer] = f"line {at}: {reason.why}."
-            self.uncounted_training = (node, count) if name == "epochs" else None
+            self.uncounted = reason
             return None
         return None if times.is_epochs else count * times.count
 

@@ -2,27 +2,28 @@
 
 Loops are followed outwards through the functions that the file calls. A loop over a loader is one
 pass over the data, and a loop over ``range(n)`` runs n times. Training that cannot be followed
-(several steps, a ``while`` loop, a function that something else calls) is not counted: too few
-steps would be worse than none.
+(several steps, a ``while`` loop, a function that something else calls) is an open question: who
+states its length must have seen what repeats it.
 """
 
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
 from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_out, source_text
 
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 COUNTED_ITERABLES = WRAPPERS | {"range"}
 OTHER_STEP_OWNERS = NAMES["other_steps"]
 MAX_DEPTH = 5
+
+
+class UnreadNumber(Unreadable):
+    """Only a number is not in the text: the turns of the one loop around a pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,12 +161,25 @@ def _made_by(script: Script, owner: ast.AST, depth: int = 0) -> Iterator[str]:
                         yield from _made_by(script, passed, depth + 1)
 
 
-def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:
+def passes_around(values: Evaluator, node: ast.AST) -> Passes:
     """Count the iterations of the loops around ``node``, through the calls of each function.
 
     Raises ``Unreadable``.
     """
+    passes, unread = _passes_around(values, node, 0)
+    if len(unread) == 1 and passes.count == 1:
+        raise unread[0][1]
+    for loop, reason in unread:
+        raise Unreadable(loop, f"{reason.why}, and another loop repeats it")
+    return passes
+
+
+def _passes_around(
+    values: Evaluator, node: ast.AST, depth: int
+) -> tuple[Passes, list[tuple[ast.AST, UnreadNumber]]]:
+    """Count also loops whose number of turns is not read, as one turn; return these too."""
     count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
+    unread: list[tuple[ast.AST, UnreadNumber]] = []
     if depth > 20:
         raise Unreadable(node, "its calls are recursive")
     for outer in values.script.ancestors(node):
@@ -175,7 +189,11 @@ def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:
                     outer, "the number of iterations of this loop cannot be determined"
                 )
             case ast.For() | ast.AsyncFor():
-                times = _iterations(values, outer.iter)
+                try:
+                    times = _iterations(values, outer.iter)
+                except UnreadNumber as reason:
+                    unread.append((outer, reason))
+                    continue
                 line = outer.lineno
                 if times is None and is_epochs:
                     raise Unreadable(outer, "loops over loaders are nested")
@@ -185,74 +203,14 @@ def passes_around(values: Evaluator, node: ast.AST, depth: int = 0) -> Passes:
                 raise Unreadable(outer, "a comprehension steps the optimiser")
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 called = _only_call(values, outer)
-                rest = passes_around(values, called, depth + 1)
+                rest, others = _passes_around(values, called, depth + 1)
                 if rest.is_epochs and is_epochs:
                     raise Unreadable(outer, "loops over loaders are nested")
                 whole = count * rest.count
                 line = rest.line if rest.count != 1 else line
-                return Passes(count=whole, is_epochs=is_epochs or rest.is_epochs, line=line)
-    return Passes(count=count, is_epochs=is_epochs, line=line)
-
-
-def minimum_passes(
-    values: Evaluator, node: ast.AST, passes: float, depth: int = 0
-) -> tuple[float, ast.AST | None, bool]:
-    """Return the fewest passes that the loops around ``node`` make, and what may repeat them.
-
-    The last value is whether the loops of its function exhaust the private loader. The innermost
-    uncounted loop is taken for one pass, and no passes are known before it.
-    """
-    script, over, cut = values.script, False, False
-    repeats: ast.AST | None = None
-    for outer in script.ancestors(node):
-        if isinstance(outer, ast.For):
-            try:
-                times = _iterations(values, outer.iter)
-                over = over or times is None
-            except Unreadable:
-                times = None
-            ends = any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(outer))
-            cut = cut or ends
-            if times is not None:
-                passes *= 1 if ends else times
-            elif passes > 1:
-                repeats = repeats or outer
-            else:
-                passes = 1
-        elif isinstance(outer, COMPREHENSIONS) and passes > 1:
-            repeats = repeats or outer
-        elif isinstance(outer, ast.FunctionDef | ast.Lambda):
-            calls = [call for call in values.known_calls(outer) if call in script.parents]
-            calls = [
-                call for call in calls
-                if not (is_left_out(values, call) or _steps_another(values, outer, node, call))
-            ]  # fmt: skip
-            pairs = itertools.combinations(calls, 2)
-            if calls and depth < MAX_DEPTH and not any(
-                exclude_each_other(script, *pair) for pair in pairs
-            ):  # fmt: skip
-                parts = [minimum_passes(values, call, passes, depth + 1) for call in calls]
-                passes = sum(part[0] for part in parts)
-                repeats = next((part[1] for part in parts if part[1] is not None), repeats)
-                return passes, repeats, over and not cut
-            uses = [outer] if isinstance(outer, ast.Lambda) else script.references_to(outer)
-            unknown = [use for use in uses if getattr(script.parents[use], "func", None) is not use
-                       and not values.is_called_once(use)]  # fmt: skip
-            repeats = repeats or (unknown[0] if unknown and passes > 1 else None)
-            break
-    return passes, repeats, over and not cut
-
-
-def _steps_another(
-    values: Evaluator, function: ast.FunctionDef | ast.Lambda, step: ast.AST, call: ast.Call
-) -> bool:
-    """Whether a call passes another optimiser to the function that steps its parameter."""
-    method = getattr(step, "func", None)
-    owner = getattr(getattr(method, "value", None), "id", None)
-    return isinstance(function, ast.FunctionDef) and any(
-        key == owner and values.is_other_optimizer(item)
-        for key, item in values.script.passed_arguments(function, call)
-    )
+                is_epochs = is_epochs or rest.is_epochs
+                return Passes(count=whole, is_epochs=is_epochs, line=line), unread + others
+    return Passes(count=count, is_epochs=is_epochs, line=line), unread
 
 
 def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
@@ -322,7 +280,10 @@ def _bound_value(values: Evaluator, name: ast.expr) -> ast.expr | None:
 
 def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:
     """Return the length of a ``range``; raises ``Unreadable``."""
-    numbers = [values.evaluate(argument) for argument in arguments]
+    try:
+        numbers = [values.evaluate(argument) for argument in arguments]
+    except Unreadable as reason:
+        raise UnreadNumber(reason.node, reason.why) from None
     if not numbers or not all(isinstance(number, int) for number in numbers):
         raise Unreadable(call, "the arguments of range() are not integers")
     try:

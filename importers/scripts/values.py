@@ -109,8 +109,6 @@ class Evaluator:
     """Steps of other optimisers, such as a GAN's generator's, which release nothing private."""
     is_private_loader: Callable[[ast.expr], bool] = lambda _: False
     """Whether a loop over a name is one pass over the private records."""
-    is_other_optimizer: Callable[[ast.expr], bool] = lambda _: False
-    """Whether an expression can only be an optimiser that is not the private one."""
     read_literals: set[ast.Constant] = field(default_factory=set)
     """Literals that were read since the set was cleared."""
     _depth: int = 0

@@ -424,16 +424,6 @@ def test_what_runs_a_function_more_than_once_has_the_length_asked_for(
     assert not broken(text)
 
 
-def test_the_epochs_of_all_calls_of_a_training_are_its_least() -> None:
-    text = "def train(n):\n    for e in range(3):\n        for x in loader:\n    " + STEP.replace(
-        "\n        ", "\n            "
-    )
-    twice = importer.read((HEAD + PRIVATE + text + "train(1)\ntrain(2)\n").encode())
-    assert twice is not None
-    assert twice.least is not None
-    assert twice.least.epochs == 6
-
-
 KERAS = """\
 import tensorflow as tf
 import tensorflow_privacy as tfp
@@ -574,62 +564,32 @@ RUN = HEAD + PRIVATE + f"def run():\n{INDENTED}"
 
 
 @pytest.mark.parametrize(
-    ("text", "epochs", "line"),
+    ("text", "line"),
     [
-        (IN_FOLDS, 3, 6),
-        (IN_FOLDS, 15, None),
-        (IN_FOLDS.replace("        loss =", "        if late: break\n            loss ="), 3, None),
-        (IN_FOLDS.replace(FOLDS, "while more():\n"), 2, 11),
-        (IN_FOLDS.replace(FOLDS, "while more():\n"), 3, None),
-        (HEAD + PRIVATE + f"def run():\n{INDENTED}{FOLDS}    run()\n", 3, 12),
-        (HEAD + PRIVATE + EACH.replace("3", "n") + LOSS, 1, None),
-        (RUN + "study.optimize(run, n_trials=9)\n", 3, 12),
-        (RUN + "study.optimize(run, n_trials=9)\n", 27, None),
-        (RUN + "Pool(4).map(partial(run, 1), range(9))\n", 3, 12),
-        (RUN + "[run() for seed in seeds]\n", 3, 12),
-        (RUN + "each = lambda: run()\n", 3, 12),
-        (RUN + "app.run(run)\n", 3, None),
-        (KERAS_IN_FOLDS, 3, 2),
-        (KERAS_IN_FOLDS, 4, None),
-        (KERAS_TWICE, 3, 6),
-        (KERAS_TWICE, 6, None),
-        (KERAS_TWICE.replace("model.fit", "plain.fit", 1), 3, None),
-        (TRAINER, 3, 2),
-        (TRAINER, 4, None),
-        (OPTAX, 2, 5),
-        (OPTAX, 3, None),
+        (IN_FOLDS, 6),
+        (IN_FOLDS.replace(FOLDS, "while more():\n"), 6),
+        (IN_FOLDS.replace(FOLDS, "for fold in range(n):\n"), 6),
+        (HEAD + PRIVATE + f"def run():\n{INDENTED}{FOLDS}    run()\n", 12),
+        (HEAD + PRIVATE + EACH.replace("3", "n") + LOSS, None),
+        (RUN + "run()\nrun()\n", 6),
+        (RUN + "study.optimize(run, n_trials=9)\n", 12),
+        (RUN + "Pool(4).map(partial(run, 1), range(9))\n", 12),
+        (RUN + "[run() for seed in seeds]\n", 12),
+        (RUN + "each = lambda: run()\n", 12),
+        (RUN + "app.run(run)\n", None),
+        (KERAS_IN_FOLDS, 2),
+        (KERAS_TWICE, 6),
+        (TRAINER, 2),
+        (OPTAX, 4),
     ],
 )
-def test_epochs_are_those_of_all_turns_of_a_loop(text: str, epochs: int, line: int | None) -> None:
-    for stated, given in ((f"# affidavit: epochs={epochs}\n", {}), ("", {"epochs": epochs})):
-        partial = importer.read((text + stated).encode())
-        assert partial is not None
-        if line is None:
-            assert partial.completed(given, "train.py")["epochs"] == epochs
-            continue
-        with pytest.raises(MalformedPlan) as error:
-            partial.completed(given, "train.py")
-        (reason,) = error.value.reasons
-        assert (reason.code, reason.line) == ("given_conflict", line)
-
-
-@pytest.mark.parametrize(
-    ("text", "fewest"),
-    [
-        (IN_FOLDS, 45),  # three passes of at least 15 lots, in each turn
-        (HEAD + PRIVATE + EACH.replace("range(3)", "n") + LOSS, 15),
-        (IN_FOLDS.replace("        loss =", "        if late: break\n            loss ="), 0),
-        (IN_FOLDS.replace("enumerate(loader)", "enumerate(islice(loader, 9))"), 0),
-    ],
-)
-def test_stated_steps_are_no_fewer_than_the_passes_that_are_whole(text: str, fewest: int) -> None:
-    partial = importer.read(text.encode())
+def test_what_repeats_training_is_asked_about_unless_it_is_one_number(
+    text: str, line: int | None
+) -> None:
+    partial = importer.read(f"{text}# affidavit: epochs=3\n".encode())
     assert partial is not None
-    given = {"dataset": {"name": "d", "size": 95}, "sampling": {"scheme": "poisson"}}
-    assert partial.completed({**given, "steps": max(1, fewest)}, "train.py")["steps"] >= fewest
-    if fewest:
-        with pytest.raises(MalformedPlan, match=f"at least {fewest}"):
-            partial.completed({**given, "steps": fewest - 1}, "train.py")
+    lines = [use.line for use in partial.open_uses]
+    assert line in lines or (line is None and partial.data["epochs"] == 3 and not lines)
 
 
 PLAIN = "other = SGD(m.parameters())\nfor x in others:\n    f(x).backward()\n    other.step()\n"
