@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
-from affidavit.importers.scripts.name_uses import KNOWN_SEED
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported, is_own, is_writer
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import (
@@ -35,6 +34,8 @@ from affidavit.importers.scripts.use_table import (
 )
 from affidavit.importers.scripts.values import source_text
 
+KNOWN_SEED = "a reader of the seed knows the noise"
+
 
 class CallUses:
     """The uses of private objects by the calls of a script."""
@@ -50,9 +51,7 @@ class CallUses:
         taken = frozenset().union(*(self.kinds.kinds(item) for _, item in passed))
         function = call.func
         name = last_name(function) or ""
-        base = (
-            self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
-        ) - {"undefined"}
+        base = self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
         if self.kinds.is_private(call):
             return self._of_private_call(call)
         if call in self.values.elsewhere:
@@ -83,8 +82,9 @@ class CallUses:
         if self._is_along_records(call, name):
             return "without batch_first=True it goes along the records of a lot"
         callee = self.kinds.kinds(function)
-        if self.kinds.is_part(function, callee):
-            bad = taken - SECRETS - {"model", "criterion", "undefined"}
+        named = not isinstance(function, ast.Attribute)
+        if callee & {"model", "criterion"} and (named or self.kinds.is_part(function, callee)):
+            bad = taken - SECRETS - {"model", "criterion"}
             return f"it is given the {words_of(bad)}" if bad else None
         if builtin and name in ("next", "iter") and taken & {"data", "lots"}:
             around = (o for o in self.script.ancestors(call) if isinstance(o, ast.For))
@@ -95,8 +95,6 @@ class CallUses:
             return why
         if taken & {"lots"} and builtin and name in ("list", "tuple", "sorted", "set", "dict"):
             return "it keeps lots, which may be used again"
-        if taken & {"lots", "data"} and name in ("cycle", "tee", "repeat"):
-            return "it repeats lots"
         if name == "DataLoader" and self._joins(call):
             return "what its collate_fn makes of a lot is not known"
         if is_own(self.kinds, call):
@@ -112,26 +110,12 @@ class CallUses:
             return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, name, passed)
-        if "model" in callee or "criterion" in callee:
-            bad = taken - SECRETS - {"model", "criterion", "undefined"}
-            return f"it is given the {words_of(bad)}" if bad else None
-        taken -= {"undefined"}
         use = find_function(self.script, call)
         if use is not None and use.keywords:
             return self._taken(use, passed)
-        if use is not None and use.gives == "model" and self._names_lot(call):
-            return "its shape is that of a lot"
-        if not taken or "undefined" in callee:
+        if not taken:
             return None
         return self._of_function(call, passed, taken)
-
-    def _names_lot(self, call: ast.Call) -> bool:
-        """Whether an argument is made of a lot, or of its size."""
-        return any(
-            isinstance(part, ast.Name) and bool(self.kinds.kinds(part) & {"lot", "rows"})
-            for _, item in self._arguments(call)
-            for part in ast.walk(item)
-        )
 
     def of_effect(self, call: ast.Call) -> str | None:
         """Say why a call whose result is not used may write or change records.
@@ -189,18 +173,15 @@ class CallUses:
         """Whether IPython's shell may run what is not read: a program, a file or a text."""
         method = self.script.parents[shell]
         call = self.script.parents[method]
-        if isinstance(method, ast.Call | ast.Compare):
-            return (
-                isinstance(method, ast.Call) and last_name(method.func) not in NAMES["asks_shell"]
-            )
-        if not isinstance(method, ast.Attribute):
-            return True
-        if not isinstance(call, ast.Call) or call.func is not method:
-            return not method.attr.startswith("__")
-        first = call.args[0] if call.args else None
-        if method.attr in ("run_line_magic", "run_cell_magic"):
-            return getattr(first, "value", None) not in NAMES["plain_magics"]
-        return method.attr not in ("system", "getoutput") or not _starts_listed(first)
+        match method:
+            case ast.Call(func=function):  # as of str(get_ipython())
+                return last_name(function) not in NAMES["reading_builtins"]
+            case ast.Attribute(attr=name) if isinstance(call, ast.Call) and call.func is method:
+                first = call.args[0] if call.args else None
+                if name in ("run_line_magic", "run_cell_magic"):
+                    return getattr(first, "value", None) not in NAMES["plain_magics"]
+                return name not in ("system", "getoutput") or not _starts_listed(first)
+        return True
 
     def _is_along_records(self, call: ast.Call, name: str) -> bool:
         """Whether a recurrent or attention layer takes records for places of a sequence."""
@@ -210,41 +191,35 @@ class CallUses:
 
     def _of_keras(self, call: ast.Call, name: str) -> str | None:
         """Say why Keras may train with another optimiser, loss or layer than one that is known."""
-        if not self.kinds.library.key.startswith(("tensorflow", "jax_keras")):
+        library = self.kinds.library.key
+        if not library.startswith(("tensorflow", "jax_keras")):
             return None
-        named = keywords_of(call)
-        if name == "compile":
-            rule = named.get("optimizer", next(iter(call.args), None))
-            private = (
-                self.kinds.returned_by_private_call() == {"private"}
-                and self.kinds.library.key != "jax_keras"  # whose steps replace those of the model
-            )
-            if private and not self._is_private_rule(rule):
-                others = (c for c in self.script.calls_to("compile") if c.lineno > call.lineno)
-                if not any(self._is_private_rule(keywords_of(c).get("optimizer")) for c in others):
-                    return "other_optimizer"
-            loss = named.get("loss", next(iter(call.args[1:]), None))
-            if loss is not None and not self._is_listed_loss(loss):
-                return "a loss of its own may join the records of a lot"
         if name == "Lambda":
             return "a layer of its own may join the records of a lot"
+        compiles = self.script.calls_to("compile")
+        if name != "compile" or call is not max(compiles, key=lambda item: item.lineno):
+            return None
+        rule, loss = (
+            keywords_of(call).get(key, next(iter(call.args[i : i + 1]), None))
+            for i, key in enumerate(("optimizer", "loss"))
+        )
+        # The steps of jax_privacy's make_private replace those of the model.
+        private = self.kinds.returned_by_private_call() == {"private"} and library != "jax_keras"
+        own = NOTHING if rule is None else self.kinds.kinds(rule)
+        if private and "private" not in own and not self.kinds.is_of_other_call(rule):
+            return "other_optimizer"
+        made = loss and (self.values.origin_of(loss) or loss)
+        packages = ("tensorflow", "keras")
+        if not isinstance(made, ast.Constant | None) and not self.script.comes_from(
+            getattr(made, "func", made), packages
+        ):
+            return "a loss of its own may join the records of a lot"
         return None
-
-    def _is_listed_loss(self, loss: ast.expr) -> bool:
-        """Whether a loss is one of Keras' own."""
-        made = self.values.origin_of(loss) or loss
-        listed = self.script.comes_from(getattr(made, "func", made), ("tensorflow", "keras"))
-        return listed or isinstance(made, ast.Constant) or "undefined" in self.kinds.kinds(loss)
-
-    def _is_private_rule(self, node: ast.expr | None) -> bool:
-        """Whether the optimiser that a model is compiled with may be the private one."""
-        own = NOTHING if node is None else self.kinds.kinds(node)
-        return bool(own & {"private", "undefined"}) or self.kinds.is_of_other_call(node)
 
     def _joins(self, call: ast.Call) -> bool:
         """Whether a function of the script makes the lots of a loader of the records."""
         function = keywords_of(call).get("collate_fn")
-        if isinstance(function, ast.Constant | None) or "undefined" in self.kinds.kinds(function):
+        if isinstance(function, ast.Constant | None):
             return False
         made = self.values.origin_of(function) or function
         listed = self.script.comes_from(getattr(made, "func", made), ("transformers", "torch"))
@@ -291,10 +266,10 @@ class CallUses:
             if name.endswith("_") and "value" in self.kinds.kinds(call):
                 return "it may join the records of a lot"
             bad = frozenset().union(*(self.kinds.kinds(item) for _, item in passed)) - SECRETS
-            bad -= {"model", "undefined"}
+            bad -= {"model"}
             return f"it is given the {words_of(bad)}" if bad else None
         for kind in sorted(base - {"holder"}):
-            if kind in ("value", "rows", "count", "lot") and name != "backward":
+            if kind in ("value", "rows", "size", "count", "lot") and name != "backward":
                 continue
             use = find_method(kind, name)
             if use is None:
@@ -356,8 +331,7 @@ class CallUses:
             for loop in inner
         ):
             return "reused_lots"
-        unknown = any("undefined" in own for own in over)
-        if self.kinds.library is not OPACUS or not self.draws_lots or not loops or unknown:
+        if self.kinds.library is not OPACUS or not self.draws_lots or not loops:
             return None
         if drawing and not any("lots" in own for own in over):
             return "other_loader"
@@ -385,7 +359,7 @@ class CallUses:
             if known and isinstance(place, str) and place not in known:
                 return f"its option {place} is not known to be harmless"
             own = self.kinds.kinds(item)
-            bad = [kind for kind in sorted(own - {"undefined"}) if not use.accepts(kind, place)]
+            bad = [kind for kind in sorted(own) if not use.accepts(kind, place)]
             if bad:
                 return f"it is given the {words_of(frozenset(bad))}"
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
-from typing import Any
 
 from affidavit.importers.libraries import OPACUS, Library
 from affidavit.importers.names import NAMES
@@ -19,18 +18,20 @@ from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.record_sources import RecordSources
 from affidavit.importers.scripts.row_kinds import (
     NOTHING,
-    UNDEFINED,
     VALUE,
     Kinds,
     along_axis,
     arithmetic,
     as_value,
     computed,
+    einsum,
     is_key,
     is_later_axis,
     keeps_rows,
     loss_of,
     method_of_rows,
+    shape_of,
+    size_at,
 )
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
@@ -42,7 +43,7 @@ from affidavit.importers.scripts.syntax import (
     unpacks,
 )
 from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
-from affidavit.importers.scripts.values import Evaluator, default_of, is_left_out
+from affidavit.importers.scripts.values import Evaluator, default_of
 
 RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion", "lots")}
 """What Opacus' private call returns, in order."""
@@ -75,8 +76,6 @@ class ObjectKinds:
             self.bound[place] |= {"data"}
         self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
         self.memo: dict[ast.AST, Kinds] = {}
-        self.decided: dict[ast.expr, Any] = {}
-        """The values of conditions around calls."""
         self.private = self.statement(values.private_statement or call)
 
     # ---- spreading -----------------------------------------------------------------------
@@ -162,8 +161,6 @@ class ObjectKinds:
         match value:
             case ast.Tuple(elts=elements) | ast.List(elts=elements) if len(elements) == count:
                 return [self.kinds(item) for item in elements]
-            case ast.Call() if value in self.values.elsewhere:
-                return [NOTHING] * count
             case ast.Call() if self.is_private(value) and self.library is OPACUS:
                 return [frozenset({kind}) for kind in RETURNED.get(count, ("value",) * count)]
             case ast.Call(func=function, args=args):
@@ -175,8 +172,8 @@ class ObjectKinds:
                 if parts and len(parts) == len(made) and all(len(p) == count for p in parts):
                     groups = zip(*parts, strict=True)
                     return [frozenset().union(*map(self.kinds, group)) for group in groups]
-                if value in self.sources.calls:
-                    return [NOTHING] * count  # each target by itself, see RecordSources
+        if kinds == {"size"}:  # of a shape
+            return [kinds, *[NOTHING] * (count - 1)]
         part = frozenset("rows" if kind == "lot" else kind for kind in kinds)
         return [part] * count
 
@@ -205,17 +202,10 @@ class ObjectKinds:
                 ast.Tuple(elts=[_, element]),
             ):
                 self._bind_elements(element, inner)
-            case ast.Call(func=ast.Name(id="zip"), args=parts), ast.Tuple(elts=targets) if len(
-                parts
-            ) == len(targets):
-                for part, item in zip(parts, targets, strict=True):
-                    self._bind_elements(item, part)
             case ast.Call(func=function, args=[inner, *_]), _ if last_name(function) in NAMES[
                 "iterators"
             ] and last_name(function) not in ("enumerate", "zip"):
                 self._bind_elements(target, inner)
-            case ast.Call(func=ast.Attribute(value=base, attr="items")), ast.Tuple(elts=[_, item]):
-                self._bind_elements(item, base)
             case _:
                 self._bind(target, self.element(self.kinds(iterable)), None)
 
@@ -231,21 +221,10 @@ class ObjectKinds:
 
     def _pass_arguments(self, call: ast.Call) -> None:
         """Pass arguments to the functions and methods of this file that a call may run."""
-        if self._runs_otherwise(call):
-            return
-        own: list[ast.FunctionDef | ast.Lambda] = [*self.functions(call.func)]
-        own += [call.func] if isinstance(call.func, ast.Lambda) else []
-        for function in own:
-            spec = function.args
-            for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs):
-                for key, item in self.script.passed_arguments(function, call):
-                    if key == arg.arg:
-                        self.bound[arg] |= self.kinds(item)
-                if unpacks(call):
-                    self.bound[arg] |= self._given(call)
-            for rest in (spec.vararg, spec.kwarg):
-                if rest is not None:
-                    self.bound[rest] |= self._given(call)
+        for function in self.functions(call.func):
+            self._pass(function, call)
+        if isinstance(call.func, ast.Lambda):
+            self._pass(call.func, call)
         callee = self.kinds(call.func)
         match call:
             case ast.Call(func=ast.Attribute(value=base, attr="attach"), args=[ast.Name() as name]):
@@ -260,20 +239,22 @@ class ObjectKinds:
             or self.is_part(call.func, callee)
         ):
             for forward in self._forwards(call.func):
-                self._pass_rows(forward, call)
+                # What is computed of several records stays so in the result of the call.
+                self._pass(forward, call, as_rows=True)
 
-    def _pass_rows(self, forward: ast.FunctionDef, call: ast.Call) -> None:
-        """Pass the arguments of a layer's call on to a method that it may run."""
-        spec, every = forward.args, self._given(call)
-        taken: dict[str, Kinds] = defaultdict(lambda: every if unpacks(call) else NOTHING)
-        for key, item in self.script.passed_arguments(forward, call):
-            taken[key] |= self.kinds(item)
-        parameters = [*spec.posonlyargs, *spec.args][1:] + spec.kwonlyargs
-        passed = [(arg, taken[arg.arg]) for arg in parameters]
-        passed += [(rest, every) for rest in (spec.vararg, spec.kwarg) if rest is not None]
-        for arg, kinds in passed:
-            # What is computed of several records stays so in the result of the call.
-            self.bound[arg] |= (kinds - SECRETS) | {"rows"} if kinds & SECRETS else kinds
+    def _pass(
+        self, function: ast.FunctionDef | ast.Lambda, call: ast.Call, *, as_rows: bool = False
+    ) -> None:
+        """Pass the arguments of a call on to a function that it may run."""
+        spec, every = function.args, self._given(call)
+        passed = self.script.passed_arguments(function, call)
+        for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg):
+            if arg is None:
+                continue
+            own = frozenset().union(*(self.kinds(item) for key, item in passed if key == arg.arg))
+            kinds = every if unpacks(call) or arg in (spec.vararg, spec.kwarg) else own
+            rows = as_rows and kinds & SECRETS
+            self.bound[arg] |= (kinds - SECRETS) | {"rows"} if rows else kinds
 
     def _returns(self, function: ast.AST) -> list[ast.expr | None]:
         """Return what a function of this file returns, in the order of the text."""
@@ -325,18 +306,14 @@ class ObjectKinds:
         Those of all models of the script, and of what it stores in the attribute that is called.
         """
         places = self.script.places_of(function) if isinstance(function, ast.Attribute) else ()
-        stored = {
-            item.node
-            for place in places
-            if isinstance(value := getattr(self.script.parents[place], "value", None), ast.Call)
-            and isinstance(value.func, ast.Name)
-            for item in self.script.bindings_of(value.func)
-        }
+        made = (getattr(self.script.parents[place], "value", None) for place in places)
+        stored = {last_name(value.func) for value in made if isinstance(value, ast.Call)}
         return [
             method
             for name in ("forward", "call", "__call__")
             for method in self.script.functions.get(name, ())
-            if (owner := self.script.parents[method]) in stored or self.is_model_class(owner)
+            if getattr(owner := self.script.parents[method], "name", "") in stored
+            or self.is_model_class(owner)
         ]
 
     def functions(self, function: ast.expr) -> list[ast.FunctionDef]:
@@ -359,21 +336,14 @@ class ObjectKinds:
     def _arguments(self, call: ast.Call) -> list[ast.expr]:
         return [*call.args, *(item.value for item in call.keywords)]
 
-    def _runs_otherwise(self, node: ast.AST) -> bool:
-        """Whether a call cannot run in the same run as the private call."""
-        if node not in self.script.parents:
-            return False
-        return exclude_each_other(self.script, node, self.call) or is_left_out(
-            self.values, node, self.decided
-        )
-
     def element(self, kinds: Kinds) -> Kinds:
         """Return the kinds of the elements of what is iterated.
 
         Where a private loader draws the lots, others of the records are only values of them.
         """
         drawn = "lot" if "lots" in kinds or self.library is not OPACUS else "value"
-        passed = {"data": drawn, "lots": "lot", "rows": "value", "lot": "rows", "loss": "value"}
+        passed = {"data": drawn, "lots": "lot", "rows": "value", "lot": "rows", "loss": "value",
+                  "size": "count"}  # fmt: skip
         return frozenset(passed.get(kind, kind) for kind in kinds)
 
     # ---- the kinds of an expression ------------------------------------------------------
@@ -405,7 +375,7 @@ class ObjectKinds:
                 if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
                     return NOTHING
                 made = computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
-                return VALUE if made == {"count"} else made
+                return VALUE if made <= {"count", "size"} and made else made
             case ast.IfExp(test=test, body=body, orelse=other):
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
                 return self.kinds(body) | self.kinds(other) | decided
@@ -436,44 +406,27 @@ class ObjectKinds:
 
     def _of_name(self, node: ast.Name) -> Kinds:
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-        if not bindings and not hasattr(builtins, node.id):
-            if self.script.star_import_lines:
-                return self.assumed.get(node.id, NOTHING)
-            return self.assumed.get(node.id, UNDEFINED)
+        if not bindings:
+            return self.assumed.get(node.id, NOTHING)
         own = self.reaching(node, scope, bindings)
         made = frozenset().union(*(self.bound[item.node] for item in own))
         return made - {"optimizer"} | {"private"} if (scope, node.id) in self.attached else made
 
     def reaching(self, use: ast.Name, scope: ast.AST, bindings: list[Binding]) -> list[Binding]:
         """Return the bindings that may give a name its value at a use."""
-        script = self.script
-        if len(bindings) > 1 and scope is script.scope_of(use):
-            inner: ast.AST = use
-            for outer in script.ancestors(use):
-                lists = (part for _, part in ast.iter_fields(outer) if isinstance(part, list))
-                block = next((part for part in lists if inner in part), [])
-                if isinstance(inner, ast.stmt):
-                    place = block.index(inner)
-                    for first in range(place - 1, -1, -1):
-                        if _certainly_binds(block[first], use.id):
-                            # What an assignment binds does not reach its own value.
-                            end = place + (not isinstance(inner, ast.Assign | ast.AnnAssign))
-                            within = self._within(bindings, block[first:end])
-                            if within:  # else it wraps the same, see syntax
-                                return self._after_private_call(use, within)
-                if _is_bound_by_loop(outer, inner, use.id):
-                    return self._within(bindings, [outer])
-                if outer is scope:
-                    break
-                inner = outer
+        inner: ast.AST = use
+        for outer in self.script.ancestors(use):
+            if _is_bound_by_loop(outer, inner, use.id):
+                return [
+                    item for item in bindings
+                    if item.node is outer or outer in self.script.ancestors(item.node)
+                ]  # fmt: skip
+            if outer is scope or isinstance(outer, FUNCTIONS) or (
+                isinstance(outer, ast.comprehension) and inner is outer.iter
+            ):  # fmt: skip
+                break
+            inner = outer
         return self._after_private_call(use, bindings)
-
-    def _within(self, bindings: list[Binding], places: list[ast.AST]) -> list[Binding]:
-        return [
-            item
-            for item in bindings
-            if not {item.node, *self.script.ancestors(item.node)}.isdisjoint(places)
-        ]
 
     def _after_private_call(self, use: ast.AST, bindings: list[Binding]) -> list[Binding]:
         """Leave out what the private call replaced before a use."""
@@ -528,7 +481,7 @@ class ObjectKinds:
             return own | {"scheduler"}
         if base & {"rows", "loss", "value", "lot", "data", "lots"}:
             if name in NAMES["sizes"]:
-                return own
+                return own | shape_of(base, name)
             if name == "loss":
                 return own | (VALUE if "value" in base else {"loss"})
             if base & {"data", "lots"}:
@@ -542,6 +495,8 @@ class ObjectKinds:
 
     def _of_item(self, base: Kinds, index: ast.expr) -> Kinds:
         decided = self.kinds(index) & SECRETS
+        if base == {"size"}:
+            return size_at(index)
         if not base & SECRETS:
             return base | (VALUE if decided else NOTHING)
         by_name = isinstance(index, ast.Constant)
@@ -603,12 +558,6 @@ class ObjectKinds:
             return made_of_it
         if "criterion" in callee:
             return loss_of(frozenset().union(*passed))
-        if "undefined" in callee:
-            taken = frozenset().union(*passed)
-            if "model" in taken and taken & {"data", "lots"}:
-                return VALUE
-            secrets = taken & OF_LOTS
-            return loss_of(secrets) or UNDEFINED
         return NOTHING
 
     def _of_object(self, owners: list[ast.ClassDef], passed: list[Kinds]) -> Kinds:
@@ -635,10 +584,9 @@ class ObjectKinds:
     def _of_method(self, call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
         name = last_name(call.func) or ""
         if name in NAMES["sizes"] and base & SECRETS:
-            of_lot = base & {"lot", "rows", "loss", "value"} and (
-                not call.args or getattr(call.args[0], "value", None) == 0
-            )
-            return frozenset({"count"}) if of_lot and name in ("size", "numel") else NOTHING
+            if name != "size" or not call.args:
+                return shape_of(base, name)
+            return self._of_item(shape_of(base, "shape"), call.args[0])
         if base & {"data", "lots"} and name == "__len__":
             return NOTHING
         if base & SECRETS:  # computed with a parameter, it is a value of records still
@@ -648,39 +596,8 @@ class ObjectKinds:
         if "same" in gives:
             return base - {"holder"}
         if base & SECRETS and base <= {"rows", "lot", "loss", "count", "value", "data", "lots"}:
-            return method_of_rows(call, base, passed, self._counts_rows)
+            return method_of_rows(call, base, passed, self.kinds)
         return frozenset(part for item in gives for part in item.split() if part != "public")
-
-    def _counts_rows(self, size: ast.expr) -> bool:
-        """Whether a size is that of the first axis of records, as far as the text shows."""
-        match size:
-            case ast.Name():
-                places = self.script.places_of(size)
-                return bool(places) and all(map(self._gets_number_of_rows, places))
-            case (
-                ast.Call(func=ast.Name(id="len"), args=[base])
-                | ast.Call(
-                    func=ast.Attribute(value=base, attr="size"), args=[ast.Constant(value=0)]
-                )
-                | ast.Subscript(
-                    value=ast.Attribute(value=base, attr="shape"), slice=ast.Constant(value=0)
-                )
-            ):
-                return bool(self.kinds(base) & SECRETS)
-        return False
-
-    def _gets_number_of_rows(self, target: ast.AST) -> bool:
-        match self.script.parents.get(target):
-            case ast.Tuple(elts=[first, *_]) as targets if first is target:
-                match self.script.parents[targets]:
-                    case (
-                        ast.Assign(value=ast.Attribute(value=base, attr="shape"))
-                        | ast.Assign(value=ast.Call(func=ast.Attribute(value=base, attr="size")))
-                    ):
-                        return bool(self.kinds(base) & SECRETS)
-            case ast.Assign(value=value) if not isinstance(value, ast.Name):
-                return self._counts_rows(value)
-        return False
 
     def _of_function(self, call: ast.Call, passed: list[Kinds]) -> Kinds:
         name, taken = last_name(call.func) or "", frozenset().union(*passed)
@@ -708,12 +625,21 @@ class ObjectKinds:
             case "along":
                 made = computed(*passed)
                 return made if not made & SECRETS else along_axis(call, made, 1)
+            case "width":
+                match call.args[1:2]:
+                    case [ast.Tuple(elts=[width]) | ast.List(elts=[width])] if not self.kinds(
+                        width
+                    ):
+                        return computed(*passed)
+                return as_value(taken)
+            case "letters":
+                return einsum(call, computed(*passed), passed)
             case "loss":
                 return loss_of(taken)
             case "value":
                 return VALUE if taken & SECRETS else NOTHING
             case "drawn":
-                return frozenset({"rows"}) if taken == {"count"} else NOTHING
+                return frozenset({"rows"}) if taken == {"size"} else taken and VALUE
             case "data" | "same data":
                 if "value" in taken or self._draws_again(call):
                     return VALUE
@@ -736,7 +662,7 @@ class ObjectKinds:
         if name == "len":
             if "value" in taken:
                 return VALUE
-            return frozenset({"count"}) if taken & {"lot", "rows"} else NOTHING
+            return frozenset({"size"}) if taken & {"lot", "rows"} else NOTHING
         if name == "next":
             return self.element(taken)
         if name == "super":
@@ -749,12 +675,9 @@ class ObjectKinds:
             or (name == "sum" and taken & SECRETS == {"loss"})
         ):
             return taken
-        if name in NAMES["reading_builtins"]:
+        if hasattr(builtins, name):
             return as_value(taken)
-        # A name that nothing binds is an error, or what a part of a script leaves out.
-        if not taken & OF_LOTS:
-            return UNDEFINED
-        return frozenset({"loss"}) if taken & {"rows", "lot"} and "value" not in taken else taken
+        return loss_of(taken)  # what a part of a script leaves out
 
     # ---- what records decide -------------------------------------------------------------
 
@@ -778,7 +701,7 @@ class ObjectKinds:
         """Whether records decide how often a loop over a range runs."""
         taken = self._given(iterable) if isinstance(iterable, ast.Call) else NOTHING
         named = isinstance(iterable, ast.Call) and last_name(iterable.func) == "range"
-        return named and bool(taken & SECRETS - {"count"})
+        return named and bool(taken & SECRETS - {"count", "size"})
 
     def _failing(self, outer: ast.AST, handler: ast.AST) -> ast.expr | None:
         """Return what is computed of records and may fail, so that a handler runs."""
@@ -828,12 +751,6 @@ def is_imported(script: Script, nodes: list[ast.expr]) -> bool:
         if isinstance(root, ast.Name)
         for item in script.bindings_of(root)
     )
-
-
-def _certainly_binds(statement: ast.AST, name: str) -> bool:
-    """Whether an assignment always gives a name a new value, which is not made of the old one."""
-    assigned = isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None
-    return assigned and any(_binds(target, name) for target in ast.iter_child_nodes(statement))
 
 
 def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:

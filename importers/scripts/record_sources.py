@@ -74,7 +74,7 @@ class RecordSources:
             return call.args[:1]
         if (made := self.values.returned_expression(call)) is not call:
             return [made]
-        if self._binds(root_of(function)) is None and isinstance(function, ast.Attribute):
+        if isinstance(function, ast.Attribute) and not self._is_defined(root_of(function)):
             return [function.value]  # x.float()
         if name in ("range", "len", "trange"):
             return []
@@ -86,42 +86,44 @@ class RecordSources:
     def _may_hold_records(self, node: ast.expr) -> bool:
         """Whether an argument of what makes the data may itself be data: no option or path."""
         match node:
-            case ast.BinOp(left=inner, op=ast.Mult()):
+            case ast.Name():
+                makers = [
+                    getattr(item.value, "func", node) for item in self.script.bindings_of(node)
+                ]
+                parsed = any("parse" in (last_name(maker) or "") for maker in makers)
+                return not (parsed or self.values.known_value(node))
+            case (
+                ast.Subscript(value=inner) | ast.Starred(value=inner)
+                | ast.BinOp(left=inner, op=ast.Mult())
+            ):  # fmt: skip
                 return self._may_hold_records(inner)
             case ast.Call(func=function, args=args):
-                own = [function.value] if isinstance(function, ast.Attribute) else []
-                names = [part for part in [*own, *args] if isinstance(part, ast.Name)]
+                parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
                 imported = self.script.comes_from(function, ("os", "pathlib"))
-                assigned = (part for part in names if self._binds(part) is None)
-                return not imported and any(map(self._may_hold_records, assigned))
+                own = (part for part in parts if not self._is_defined(part))
+                return not imported and any(map(self._may_hold_records, own))
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in items)
             case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
                 return any(self._may_hold_records(loop.iter) for loop in loops)
-            case ast.Name() | ast.Subscript() if not self.values.known_value(node):
-                root = node.value if isinstance(node, ast.Subscript) else node
-                bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
-                makers = (getattr(item.value, "func", root) for item in bound)
-                return not any("parse" in (last_name(maker) or "") for maker in makers)
         return False
 
-    def _binds(self, root: ast.expr) -> bool | None:
-        """Whether a name is imported or defined, or None if a value is assigned to it."""
+    def _is_defined(self, root: ast.expr) -> bool:
+        """Whether no value is assigned to a name: it is imported, defined or not bound."""
         bindings = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
         known = (ast.alias, ast.FunctionDef, ast.ClassDef)
-        return not bindings or any(isinstance(item.node, known) for item in bindings) or None
+        return not bindings or any(isinstance(item.node, known) for item in bindings)
 
     def _value_at(self, place: ast.AST) -> ast.AST | None:
         """Return the expression whose value a place takes, or a part of it."""
         if (own := assigned_to(self.script, place)) is not None:
             return own
-        outer: ast.AST = self.script.parents[place]
-        while isinstance(outer, ast.Tuple | ast.List | ast.Starred):
-            outer = self.script.parents[outer]
-        match outer:
-            case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.NamedExpr(value=value):
-                return value
-            case ast.withitem(context_expr=value):
+        match next(outer for outer in self.script.ancestors(place) if not isinstance(
+            outer, ast.Tuple | ast.List | ast.Starred)):  # fmt: skip
+            case (
+                ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.NamedExpr(value=value)
+                | ast.withitem(context_expr=value)
+            ):  # fmt: skip
                 return value
         return None
 

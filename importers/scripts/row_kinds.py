@@ -13,9 +13,8 @@ from affidavit.importers.scripts.use_table import HANDLES, SECRETS, find_method
 
 Kinds = frozenset[str]
 NOTHING: Kinds = frozenset()
-UNDEFINED: Kinds = frozenset({"undefined"})
-"""A name that nothing binds: an error when it runs, or what a part of a script leaves out."""
 VALUE: Kinds = frozenset({"value"})
+COUNTS: Kinds = frozenset({"size", "count"})
 
 
 def as_value(kinds: Kinds) -> Kinds:
@@ -29,9 +28,9 @@ def computed(*parts: Kinds) -> Kinds:
     held = taken & HANDLES - {"model", "criterion", "scheduler"}
     if held:  # as of ``[optimizer] + others``
         return taken
-    secrets = (taken & SECRETS) - {"count"}
+    secrets = (taken & SECRETS) - COUNTS
     if not secrets:
-        return (taken & {"count"}) or (taken & {"model", "scheduler"})
+        return frozenset({"count"}) if taken & COUNTS else taken & {"model", "scheduler"}
     if secrets == {"lot"} and sum(1 for part in parts if part & SECRETS) == 1:
         return frozenset({"lot"})
     if len(secrets) == 1 and secrets != {"lots"} and secrets != {"lot"}:
@@ -46,7 +45,7 @@ def loss_of(kinds: Kinds) -> Kinds:
     secrets = kinds & SECRETS
     if not secrets:
         return NOTHING
-    return frozenset({"loss"}) if secrets <= {"rows", "lot", "loss", "count"} else VALUE
+    return frozenset({"loss"}) if secrets <= {"rows", "lot", "loss"} | COUNTS else VALUE
 
 
 def arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> Kinds:
@@ -67,11 +66,11 @@ def arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> 
 
 
 def method_of_rows(
-    call: ast.Call, base: Kinds, passed: list[Kinds], counts_rows: Callable[[ast.expr], bool]
+    call: ast.Call, base: Kinds, passed: list[Kinds], kinds: Callable[[ast.expr], Kinds]
 ) -> Kinds:
     """Return what a method of an array of rows gives, by the table of uses.
 
-    ``counts_rows`` says whether a size is the number of rows.
+    ``kinds`` gives the kinds of its arguments.
     """
     name, first = last_name(call.func) or "", next(iter(call.args), None)
     use = find_method("rows", name)
@@ -90,11 +89,9 @@ def method_of_rows(
         case "permute":
             keeps = isinstance(first, ast.Constant) and first.value == 0
         case "view" | "reshape":
-            sizes = (part for item in call.args[1:] for part in ast.walk(item))
+            others = frozenset().union(*map(kinds, call.args[1:]))
             keeps = first is not None and (
-                not any(isinstance(part, ast.expr) and counts_rows(part) for part in sizes)
-                if ast.unparse(first) == "-1"
-                else counts_rows(first)
+                not others if ast.unparse(first) == "-1" else kinds(first) == {"size"}
             )
         case _:
             keeps = True
@@ -103,6 +100,7 @@ def method_of_rows(
 
 def along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     """Keep rows that are computed along another axis than the first."""
+    place += last_name(call.func) in ("norm", "chunk", "split")  # which take a number before it
     named = keywords_of(call)
     axis = named.get("dim", named.get("axis", next(iter(call.args[place:]), None)))
     if axis is None:
@@ -110,6 +108,18 @@ def along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
         return made if made <= {"model"} or (sums and made <= {"loss", "model"}) else VALUE
     axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [axis]
     return made if all(map(is_later_axis, axes)) and "loss" not in made else VALUE
+
+
+def einsum(call: ast.Call, made: Kinds, passed: list[Kinds]) -> Kinds:
+    """Keep rows whose axis is the first of the result, and of each operand that has them."""
+    text = getattr(call.args[0], "value", None) if call.args else None
+    inputs, _, result = str(text).replace(" ", "").partition("->")
+    terms, letter = inputs.split(","), result[:1]
+    apart = letter.isalpha() and len(terms) == len(passed[1:]) and all(
+        letter not in term[bool(kinds & SECRETS):] and (letter == term[:1] or not kinds & SECRETS)
+        for term, kinds in zip(terms, passed[1:], strict=True)
+    )  # fmt: skip
+    return made if apart or not made & SECRETS else VALUE
 
 
 def is_later_axis(axis: ast.expr | None) -> bool:
@@ -120,6 +130,27 @@ def is_later_axis(axis: ast.expr | None) -> bool:
         case ast.Constant(value=int(number)):
             return number > 0
     return False
+
+
+def shape_of(base: Kinds, name: str) -> Kinds:
+    """Return the kind of an attribute or a method that tells the sizes of an array.
+
+    A shape, and the number of its records, are a ``size``; what is computed of it, a ``count``.
+    """
+    if name not in ("shape", "size", "numel") or not base & {"lot", "rows", "loss", "value"}:
+        return NOTHING
+    return VALUE if "value" in base else frozenset({"count" if name == "numel" else "size"})
+
+
+def size_at(index: ast.expr) -> Kinds:
+    """Return the kind of a part of a shape: that of a later axis is public."""
+    if isinstance(index, ast.Slice):
+        first, inner = index.lower is None and index.step is None, index.lower
+    else:
+        first, inner = isinstance(index, ast.Constant) and index.value == 0, index
+    if first:
+        return frozenset({"size"})
+    return NOTHING if is_later_axis(inner) else frozenset({"count"})
 
 
 def keeps_rows(indices: list[ast.expr]) -> bool:

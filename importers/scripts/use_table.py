@@ -9,7 +9,7 @@ from affidavit.importers.names import load_facts
 from affidavit.importers.scripts.syntax import Script, package_of
 from affidavit.plan import StrictModel
 
-SECRETS = frozenset({"data", "lots", "lot", "rows", "count", "loss", "value"})
+SECRETS = frozenset({"data", "lots", "lot", "rows", "size", "count", "loss", "value"})
 """Kinds whose content records decide."""
 HANDLES = frozenset({"engine", "optimizer", "private", "scheduler", "model", "criterion", "holder"})
 """Kinds of objects that can change what is released."""
@@ -68,7 +68,7 @@ def _is_in(path: str, modules: list[str]) -> bool:
 
 WORDS = {"private": "private optimiser", "optimizer": "optimiser", "data": "records",
          "lots": "private loader", "lot": "lot", "rows": "lot", "value": "values of records",
-         "count": "size of a lot", "code": "function"}  # fmt: skip
+         "count": "size of a lot", "size": "size of a lot", "code": "function"}  # fmt: skip
 
 
 def words_of(kinds: frozenset[str]) -> str:

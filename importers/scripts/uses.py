@@ -15,14 +15,26 @@ from collections.abc import Iterable, Iterator
 from affidavit.importers.libraries import FAULTS
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse
-from affidavit.importers.scripts.call_uses import CallUses
+from affidavit.importers.scripts.call_uses import KNOWN_SEED, CallUses
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
-from affidavit.importers.scripts.name_uses import NameUses
-from affidavit.importers.scripts.object_kinds import ObjectKinds
-from affidavit.importers.scripts.row_kinds import NOTHING
-from affidavit.importers.scripts.syntax import Script, package_of
-from affidavit.importers.scripts.use_table import SECRETS
-from affidavit.importers.scripts.values import is_left_out, source_text
+from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported
+from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
+from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
+from affidavit.importers.scripts.syntax import (
+    Script,
+    innermost_loop,
+    keywords_of,
+    last_name,
+    package_of,
+)
+from affidavit.importers.scripts.use_table import (
+    HANDLES,
+    SECRETS,
+    find_function,
+    find_method,
+    words_of,
+)
+from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
 
 OF_OTHER_ROWS = "a row may be made of other records than its own"
 
@@ -74,8 +86,8 @@ class Uses:
     """The uses of private objects in a script."""
 
     def __init__(self, kinds: ObjectKinds, *, draws_lots: bool) -> None:
-        self.kinds, self.script = kinds, kinds.script
-        self.calls, self.names = CallUses(kinds, draws_lots=draws_lots), NameUses(kinds)
+        self.kinds, self.script, self.values = kinds, kinds.script, kinds.values
+        self.calls = CallUses(kinds, draws_lots=draws_lots)
 
     def open_uses(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield the nodes that are no understood use, with the reason."""
@@ -85,9 +97,9 @@ class Uses:
                 case ast.Call():
                     why = self.calls.of_call(node)
                 case ast.Assign(targets=targets, value=value):
-                    yield from self.names.of_stores(targets, value)
+                    yield from self.of_stores(targets, value)
                     continue
-                case ast.AugAssign(target=ast.Name() as target) if self.names.is_passed_lot(target):
+                case ast.AugAssign(target=ast.Name() as target) if self.is_passed_lot(target):
                     why = "it changes what is passed to it"
                 case ast.AugAssign(target=ast.Name() as target, value=value) if (
                     "model" in self.kinds.kinds(target) and self.kinds.kinds(value) & SECRETS
@@ -97,14 +109,14 @@ class Uses:
                     ast.AugAssign(target=target, value=value)
                     | ast.AnnAssign(target=target, value=ast.expr() as value)
                 ):
-                    yield from self.names.of_stores([target], value)
+                    yield from self.of_stores([target], value)
                     continue
                 case ast.Expr(value=ast.Call() as call):
                     why = self.calls.of_effect(call)
                 case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS:
                     why = "records decide whether it fails"
                 case ast.Attribute(ctx=ast.Del()) | ast.Subscript(ctx=ast.Del()):
-                    why = self.names.of_other_store(node)
+                    why = self.of_other_store(node)
                 case (
                     ast.For(target=target)
                     | ast.comprehension(target=target)
@@ -112,7 +124,7 @@ class Uses:
                 ):
                     stored = (part for part in ast.walk(target)
                               if isinstance(part, ast.Attribute | ast.Subscript))  # fmt: skip
-                    whys = [(part, self.names.of_other_store(part)) for part in stored]
+                    whys = [(part, self.of_other_store(part)) for part in stored]
                     yield from ((part, why) for part, why in whys if why is not None)
                     continue
                 case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES[
@@ -120,21 +132,21 @@ class Uses:
                 ] and not self._is_of_the_script(node):
                     why = "it may reach or change any object"
                 case ast.Attribute(ctx=ast.Load()):
-                    why = self.names.of_attribute(node)
+                    why = self.of_attribute(node)
                 case ast.Name(ctx=ast.Load()):
-                    why = self.names.of_reference(node)
+                    why = self.of_reference(node)
                 case ast.Lambda():
-                    why = self.names.of_code(node, node)
+                    why = self.of_code(node, node)
                 case ast.Global(names=names) | ast.Nonlocal(names=names):
-                    why = self.names.of_shared(node, names)
+                    why = self.of_shared(node, names)
                 case ast.Subscript(ctx=ast.Load()):
                     why = self.calls.of_lot(node)
                 case ast.Break() | ast.Continue() | ast.Return() | ast.Raise() | ast.Assert():
-                    why = self.names.of_exit(node)
-                case _ if self.names.gives_another_meaning(node):
+                    why = self.of_exit(node)
+                case _ if self.gives_another_meaning(node):
                     why = "it gives a name another meaning"
                 case ast.FunctionDef():
-                    why = self.names.of_definition(node)
+                    why = self.of_definition(node)
                 case ast.Match(subject=subject) if self.kinds.kinds(subject):
                     why = "what it matches is not followed"
                 case ast.AsyncFor() | ast.AsyncWith():
@@ -157,6 +169,304 @@ class Uses:
                 return not name.startswith("_") and bool(self.script.stored_attributes.get(name))
         return False
 
+    def of_stores(self, targets: list[ast.expr], value: ast.expr) -> Iterator[tuple[ast.AST, str]]:
+        """Yield the targets of an assignment that change an object, with the reason."""
+        parts = list(targets)
+        own = self.kinds.kinds(value)
+        while parts:
+            target = parts.pop()
+            match target:
+                case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                    parts += elements
+                case ast.Starred(value=inner):
+                    parts.append(inner)
+                case ast.Attribute():
+                    why = self._of_attribute_store(target, value)
+                    if why is not None or (why := self._of_rebinding(target)) is not None:
+                        yield target, why
+                case ast.Subscript(value=base):
+                    kinds = self.kinds.kinds(base)
+                    secret = own & SECRETS or self.kinds.deciding(target) is not None
+                    if kinds & (HANDLES - {"holder"}) and secret:
+                        yield target, f"records decide what the {words_of(kinds & HANDLES)} gets"
+                    elif kinds & {"private", "engine", "optimizer"}:
+                        yield target, f"it changes the {words_of(kinds)}"
+                    elif not kinds & HANDLES and (
+                        changed := self._whole(target) & {"private", "engine", "optimizer"}
+                    ):
+                        yield target, f"it changes the {words_of(changed)}"
+                    elif self._is_outside(base) and own & SECRETS:
+                        yield target, "it writes records"
+                    elif kinds & {"data", "lots"} and own & SECRETS:
+                        yield target, "it changes the records"
+                case ast.Name():
+                    if (why := self._of_rebinding(target)) is not None:
+                        yield target, why
+
+    def is_passed_lot(self, target: ast.Name) -> bool:
+        """Whether a name is that of a parameter that holds records of a lot."""
+        passed = any(isinstance(item.node, ast.arg) for item in self.script.bindings_of(target))
+        return passed and bool(self.kinds.kinds(target) & SECRETS)
+
+    def of_other_store(self, target: ast.Attribute | ast.Subscript) -> str | None:
+        """Say why deleting a part of an object, or storing one by a loop, may change it."""
+        changed = self._whole(target) & (HANDLES | {"lots", "data"}) - {"holder", "criterion"}
+        return f"it changes the {words_of(changed)}" if changed else None
+
+    def _whole(self, target: ast.expr) -> Kinds:
+        """Return the kinds of the object that a target is a part of."""
+        while isinstance(target, ast.Attribute | ast.Subscript):
+            target = target.value
+        return self.kinds.kinds(target)
+
+    def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
+        name, whole, own = target.attr, self._whole(target), self.kinds.kinds(value)
+        own_part = isinstance(target.value, ast.Name) and target.value.id == "self"
+        decided = bool(own & SECRETS) or self.kinds.deciding(target) is not None
+        setting = name.endswith("transform") or isinstance(value, ast.Constant)
+        changed = whole & {"private", "optimizer", "engine", "lots"}
+        changed |= NOTHING if setting else whole & {"data"}
+        if changed and not (own_part and "model" in whole):
+            return f"it changes the {words_of(changed)}"
+        if "model" in whole:
+            holds = own_part and bool(own & SECRETS) and own & SECRETS <= {"data", "lots"}
+            if decided and not holds:
+                return "records decide a part of the model"
+            if name == "optimizer" or not (own_part or self.kinds.runs_before(target)):
+                return "it changes the model after it is made private"
+        if name in ("forward", "call", "__call__", "training_step"):
+            return "it changes what a model computes"
+        if self._replaces_import(target, value):
+            return "it may change what others call"
+        if name in NAMES["stops"] and decided:
+            return "records decide where training stops"
+        if not own_part and own & ((HANDLES | SECRETS) - {"model", "criterion", "scheduler"}):
+            return "what an object holds is not followed"
+        keras = self.kinds.library.key.startswith("tensorflow")
+        if keras and name == "optimizer" and not own_part:
+            return "a model may get another optimiser"
+        return None
+
+    def gives_another_meaning(self, node: ast.AST) -> bool:
+        """Whether a definition or import binds a name that has a meaning already."""
+        name = getattr(node, "asname", None) or getattr(node, "name", None)
+        return isinstance(name, str) and (
+            self._is_private_name(node, name) or self._rebinds_import(node, name)
+        )
+
+    def _rebinds_import(self, node: ast.AST, name: str) -> bool:
+        """Whether an import may give a name, that another package's import gives, another value."""
+        if not isinstance(node, ast.alias):
+            return False
+        bindings = self.script.bindings.get((self.script.scope_of(node), name), ())
+        packages = {package_of(self.script.import_origin(item)[0] or "") for item in bindings
+                    if isinstance(item.node, ast.alias)}  # fmt: skip
+        around = self.script.ancestors(node)
+        return len(packages) > 1 and not any(isinstance(item, ast.Try | ast.If) for item in around)
+
+    def _is_private_name(self, node: ast.AST, name: str) -> bool:
+        """Whether a node other than an assignment binds a name that the private call sets."""
+        bindings = self.script.bindings.get((self.script.scope_of(node), name), ())
+        places = [item.node for item in bindings]
+        return node in places and any(map(self.values.is_set_by_private_call, places))
+
+    def _of_rebinding(self, target: ast.Name | ast.Attribute) -> str | None:
+        """Say why a name of a private object may hold another one later."""
+        values, script = self.values, self.script
+        places = self.script.places_of(target)
+        ours = [item for item in places if values.is_set_by_private_call(item)]
+        constructor = getattr(script.scope_of(target), "name", "") == "__init__"
+        if target in ours or constructor or self.kinds.runs_before(target):
+            return None
+        was = frozenset().union(*(self.kinds.bound[item] for item in ours))
+        now = self.kinds.bound[target]
+        if not was & (HANDLES | {"lots"}) or (now and now <= was | {"holder"}):
+            return None  # a wrapper of the same
+        return f"it gives the name of the {words_of(was)} another object"
+
+    def of_attribute(self, node: ast.Attribute) -> str | None:
+        """Say why reading an attribute of an object is no understood use."""
+        if may_know_seed(self.values, node):
+            return KNOWN_SEED
+        if node.attr == "fork_rng":
+            return "the noise may be that of another step"
+        if node.attr in NAMES["told_again"] and self.script.comes_from(
+            node, NAMES["telling_packages"]
+        ):
+            return "it may read what the training logged"
+        base = self.kinds.kinds(node.value)
+        outer = self.script.parents[node]
+        if isinstance(outer, ast.Call) and outer.func is node:
+            return None
+        named = node.attr == "__class__" and getattr(outer, "attr", "") == "__name__"
+        if node.attr in ("__dict__", "__class__") and base and not named:
+            return "it may change any part of the object"
+        if node.attr in NAMES["gradients"] and not is_imported(self.script, [node]):
+            compared = isinstance(outer, ast.Compare)
+            return None if compared else "it reads gradients that no noise covers"
+        if self._is_carried(node):
+            return "it may be of an earlier lot"
+        parts = ("original_optimizer", "step", "grad_samples")
+        if base & {"private", "optimizer"} and node.attr in parts:
+            return f"{node.attr} of the optimiser is not a use that is understood"
+        if (
+            "model" in base
+            and node.attr in ("forward", "optimizer")
+            and not isinstance(outer, ast.Attribute)
+        ):
+            return None
+        if "engine" in base and node.attr not in ("accountant", "secure_mode"):
+            return f"{node.attr} of the engine is not a use that is understood"
+        return None
+
+    def _is_carried(self, node: ast.Name | ast.Attribute) -> bool:
+        """Whether a loop reads a part of a lot before it sets it: that of an earlier turn."""
+        loop = innermost_loop(self.script, node)
+        if loop is None or not self.kinds.kinds(node) & {"lot", "rows", "loss"}:
+            return False
+        stores = self.script.places_of(node)
+        own = [item for item in stores if loop in self.script.ancestors(item)]
+        return bool(own) and all(
+            (getattr(item, "lineno", 0), getattr(item, "col_offset", 0))
+            > (node.lineno, node.col_offset)
+            or node in ast.walk(getattr(self.kinds.statement(item), "value", None) or item)
+            for item in own
+        )
+
+    def of_reference(self, node: ast.Name) -> str | None:
+        """Ask about a function that uses private objects and is passed on."""
+        if may_know_seed(self.values, node):
+            return KNOWN_SEED
+        if self._is_carried(node):
+            return "it may be of an earlier lot"
+        if node.id in NAMES["namespaces"] and not self.script.bindings_of(node):
+            return self._of_namespace(node)
+        definition = self.script.function_of(node)
+        if definition is None:
+            return None
+        return self.of_code(node, definition)
+
+    def _of_namespace(self, node: ast.Name) -> str | None:
+        call = self.script.parents[node]
+        if isinstance(call, ast.Call) and call.args and call.func is node:
+            own = self.kinds.kinds(call.args[0])
+            return "it may change any part of the object" if own else None
+        return "it may change any name"
+
+    def of_code(self, node: ast.expr, code: ast.AST) -> str | None:
+        """Say why code that is named may use objects at any time."""
+        outer: ast.AST = self.script.parents[node]
+        if isinstance(outer, ast.Call) and outer.func is node:
+            return None
+        if not self.touches(code):
+            return None
+        call = self.script.parents[outer] if isinstance(outer, ast.keyword) else outer
+        if not isinstance(call, ast.Call):
+            return "the function that it names may run at any place"
+        place: int | str = next((i for i, item in enumerate(call.args) if item is node), "**")
+        if isinstance(outer, ast.keyword):
+            place = outer.arg or "**"
+        uses = [find_function(self.script, call)]
+        if isinstance(call.func, ast.Attribute):
+            kinds = self.kinds.kinds(call.func.value)
+            uses += [find_method(kind, call.func.attr) for kind in kinds]
+        listed = any(use is not None and use.accepts("code", place) for use in uses)
+        if listed or last_name(call.func) in NAMES["transformations"]:
+            return None
+        if last_name(call.func) in NAMES["runners"] and self.values.is_called_once(node):
+            return None
+        return "the function that it is given may run at any time"
+
+    def touches(self, code: ast.AST) -> bool:
+        """Whether a function uses a private object, or shares names with others."""
+        return any(
+            isinstance(part, ast.Global | ast.Nonlocal)
+            or (isinstance(part, ast.Name | ast.Attribute)
+                and isinstance(part.ctx, ast.Load)
+                and bool(self.kinds.kinds(part) & (HANDLES | SECRETS)))
+            for part in ast.walk(code)
+        )  # fmt: skip
+
+    def of_shared(self, node: ast.AST, names: list[str]) -> str | None:
+        """Say which names of objects a function shares with other scopes."""
+        own = self.script.scope_of(node)
+        for name in names:
+            for (_, bound), bindings in self.script.bindings.items():
+                if bound != name:
+                    continue
+                kinds = frozenset().union(*(self.kinds.bound[item.node] for item in bindings))
+                if kinds & (HANDLES | {"lots"}):
+                    return f"{name} is set in {getattr(own, 'name', 'a function')}, at any time"
+        return None
+
+    def of_definition(self, node: ast.FunctionDef) -> str | None:
+        """Say why a function may run at other times than it is called."""
+        names = [last_name(getattr(item, "func", item)) for item in node.decorator_list]
+        other = next((name for name in names if name not in NAMES["known_decorators"]), None)
+        owner = self.script.parents[node]
+        keras = self.kinds.library.key.startswith(("tensorflow", "jax_keras"))
+        replaces = node.name in ("train_step", "make_train_function")
+        if keras and replaces and self.kinds.is_model_class(owner):
+            return "a step of its own replaces that of Keras"
+        if isinstance(owner, ast.ClassDef) and node.name in NAMES["operators"]:
+            return "it is not followed where an operator runs it"
+        if other is None or not self.touches(node):
+            return None
+        return f"what {other} does with it is not known"
+
+    def of_exit(self, node: ast.AST) -> str | None:
+        """Say why records may decide, or leave by, where the script goes on."""
+        test = self.kinds.deciding(node)
+        function = self.script.scope_of(node)
+        name = getattr(function, "name", "")
+        layer = name in ("forward", "call")
+        owner = self.script.parents.get(function)
+        if isinstance(node, ast.Return) and layer and self.kinds.is_model_class(owner or function):
+            made = NOTHING if node.value is None else self.kinds.kinds(node.value)
+            if "value" in made:
+                return "a layer may join the records of a lot"
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            carried = self.kinds.kinds(node.exc) & (HANDLES | {"lots"})
+            if carried - {"scheduler", "criterion"}:
+                return "what catches it gets private objects"
+        if isinstance(node, ast.Assert):
+            if self.kinds.runs_before(node):
+                return None  # a check of the form of the records, before any of them is used
+            own = self.kinds.kinds(node.test) & SECRETS
+            return "records decide whether it goes on" if own else None
+        if isinstance(node, ast.Return | ast.Break) and self._leaves_lot(node):
+            return "a lot that BatchMemoryManager splits may not run to its end"
+        if test is None:
+            return None
+        return f"records decide where it leaves ({source_text(test)})"
+
+    def _leaves_lot(self, node: ast.AST) -> bool:
+        """Whether a loop over parts of lots is left, so that gradients stay for the next lot."""
+        if not self.script.calls_to("BatchMemoryManager", "wrap_data_loader"):
+            return False
+        loops = (next(enclosing_loops(self.values, step), None)
+                 for step in optimizer_steps(self.values))  # fmt: skip
+        return innermost_loop(self.script, node) in [loop for loop in loops if loop is not None]
+
+    def _is_outside(self, base: ast.expr) -> bool:
+        """Whether an object may be more than a list, a dictionary or an array of the script."""
+        while isinstance(base, ast.Attribute | ast.Subscript):
+            base = base.value
+        made = self.script.value_of(base) if isinstance(base, ast.Name) else base
+        if isinstance(made, ast.Call):
+            return not self.script.comes_from(made.func, NAMES["numerical_packages"])
+        return is_imported(self.script, [base])
+
+    def _replaces_import(self, target: ast.Attribute, value: ast.expr) -> bool:
+        """Whether a part of a package, or of a class of one, is replaced by other code."""
+        path = self.script.module_path(target)
+        return (
+            bool(path)
+            and package_of(path) not in NAMES["telling_packages"]
+            and not path.startswith(("torch.backends.", "sys.std"))
+            and self.values.known_value(value) is None
+        )
+
 
 def _uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
     """Yield what in the code that prepares single records is not understood, with the reason.
@@ -164,27 +474,20 @@ def _uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
     That is what is passed as a transform or mapped over the records, and what a data set of the
     script's own does, which may take or keep others. Only functions of packages are understood.
     """
-    script = kinds.script
-    todo = [
-        item.value
-        for call in script.calls
-        for item in call.keywords
-        if (item.arg or "").endswith(("transform", "transforms"))
-    ]
-    todo += [
-        item
-        for call in script.calls_to(*NAMES["row_code_takers"])
-        if isinstance(call.func, ast.Attribute)
-        or any(kinds.kinds(item) & SECRETS for item in call.args)
-        for item in call.args
-    ]
-    todo += [
-        value
-        for name, stores in script.stored_attributes.items()
-        if name.endswith(("transform", "transforms"))
-        for store in stores
-        if (value := getattr(script.parents[store], "value", None)) is not None
-    ]
+    script, todo = kinds.script, list[ast.expr]()
+    for node in script.nodes:
+        match node:
+            case ast.keyword(arg=str(name), value=value) if _is_transform(name):
+                todo.append(value)
+            case ast.Attribute(attr=name, ctx=ast.Store()) if _is_transform(name):
+                todo += filter(None, [getattr(script.parents[node], "value", None)])
+            case ast.Call(func=function, args=args) if last_name(function) in NAMES[
+                "row_code_takers"
+            ] and (
+                isinstance(function, ast.Attribute)
+                or any(kinds.kinds(item) & SECRETS for item in args)
+            ):
+                todo += args
     todo += (read := [item for call in kinds.sources.calls for item in call.args])
     of_sources = {part for item in read for part in ast.walk(item)}
     seen = set[ast.AST]()
@@ -212,6 +515,10 @@ def _uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
         yield method, OF_OTHER_ROWS
 
 
+def _is_transform(name: str) -> bool:
+    return name.endswith(("transform", "transforms"))
+
+
 def _is_code(script: Script, name: ast.Name) -> bool:
     """Whether a name may be that of code, and not of a setting, as in ``args.size``."""
     outer: ast.AST = name
@@ -221,4 +528,53 @@ def _is_code(script: Script, name: ast.Name) -> bool:
     called = isinstance(call, ast.Call) and call.func is outer
     return isinstance(name.ctx, ast.Load) and (
         called or (outer is name and not isinstance(call, ast.Subscript))
+    )
+
+
+def may_know_seed(values: Evaluator, node: ast.expr) -> bool:
+    """Whether a reference to a function that seeds generators may give a seed that others know.
+
+    A seed is secret if it comes from the system's entropy, or from an option or a setting that the
+    text gives no value.
+    """
+    script, call = values.script, values.script.parents[node]
+    name = last_name(node) or ""
+    own = isinstance(node, ast.Name) and (
+        not script.bindings_of(node)
+        or any(not isinstance(item.node, ast.alias) for item in script.bindings_of(node))
+    )
+    jax_key = name == "key" and script.module_path(node) == "jax.random.key"
+    if (name not in NAMES["seeds"] and not jax_key) or own:
+        return False
+    engines = script.calls_to("PrivacyEngine")
+    if any(values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
+        return False
+    if not isinstance(call, ast.Call) or call.func is not node:
+        return True  # what it is passed to, or named, may call it with any seed
+    seed = next(iter(call.args), keywords_of(call).get("seed"))
+    return not _is_secret(values, seed) and not _seeds_splits(values, call)
+
+
+def _is_secret(values: Evaluator, seed: ast.expr | None) -> bool:
+    """Whether a seed is the system's entropy, or an option that the text gives no value."""
+    match made := seed and (values.origin_of(seed) or seed):
+        case ast.Call(func=function) if last_name(function) in NAMES["same_number"]:
+            return bool(made.args) and _is_secret(values, made.args[0])
+        case ast.Call(func=ast.Attribute(value=ast.Call() as source)):
+            return _is_secret(values, source)  # SystemRandom().getrandbits(31)
+        case ast.Call(func=function):
+            return values.script.module_path(function) in NAMES["entropy"]
+        case ast.Attribute() | ast.Subscript():
+            return values.known_value(made) is None and not values.script.module_path(made)
+    return made is None
+
+
+def _seeds_splits(values: Evaluator, call: ast.Call) -> bool:
+    """Whether a generator of its own is seeded, in a script whose generators only split records."""
+    if not isinstance(call.func, ast.Attribute) or values.script.module_path(call.func):
+        return False
+    return all(
+        last_name(item.func) in NAMES["splits"]
+        for item in values.script.calls
+        if not keywords_of(item).keys().isdisjoint(("generator", "noise_generator"))
     )

@@ -378,14 +378,14 @@ def test_a_delta_that_cannot_be_read_is_asked_for_and_not_answered(checked: Any)
         "model, optimizer, loader = engine.make_private(module=m, optimizer=o,\n"
         "    data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)\n"
         "for e in range(3):\n    for x in loader:\n        f(x).backward()\n"
-        "        optimizer.step()\nprint(engine.get_epsilon(delta=1 / size(loader)))\n"
+        "        optimizer.step()\nprint(engine.get_epsilon(delta=1 / size))\n"
         "# affidavit: dataset_size=60000 adjacency=zero_out target_epsilon=2\n"
     )
     Path("train.py").write_text(script)
     code, document = checked("train.py")
     (finding,) = [f for f in document["plans"][0]["findings"] if f["blocks"]]
     assert (code, finding["pointer"]) == (2, "/target/delta")
-    assert "1 / size(loader)" in finding["message"]
+    assert "1 / size" in finding["message"]
     Path("train.py").write_text(script + "# affidavit: target_delta=1e-6\n")
     assert checked("train.py")[0] == 0
 
