@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +32,7 @@ import numpy as np
 from scipy.special import gammaln, log_ndtr, ndtr
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import close_bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.gaussian import EMPTY_CURVE, GaussianCurve
 from affidavit.accountants.monte_carlo.dominating_pair import Bins, Pair, build_pair
@@ -43,7 +45,7 @@ from affidavit.accountants.protocol import (
 )
 from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.accountants.random_allocation.renyi import power_of_series
-from affidavit.accountants.registry import AFFIDAVIT_VERSION
+from affidavit.accountants.registry import AFFIDAVIT_VERSION, accountant
 from affidavit.accountants.rounding import Array
 from affidavit.plan import events
 
@@ -57,6 +59,8 @@ FAR_SHARE = 0.26
 """Products of far bins are at most this share of the largest."""
 TABLE_SIZE = 121
 """Number of ε at which the integral is computed; between them δ lies below its chord in e^ε."""
+DISTANCES = 500
+"""Distances to which the moves along one direction are rounded down."""
 ORDERS = np.arange(1, 49)
 """Moments of the far bins."""
 LOWER_BOUND_WIDTH = 1e-2
@@ -77,6 +81,12 @@ class LargestBinAccountant:
         releases = leaves(event)
         return LargestBinCurve(pair=build_pair(releases)) if releases else EMPTY_CURVE
 
+    def curves_below(self, event: events.Event) -> tuple[PrivacyCurve, ...]:
+        """Return quick curves of what ``event`` shows; none where it has no bins."""
+        with suppress(AccountantError):
+            return _curves_below(build_pair(leaves(event)))
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBinCurve:
@@ -92,9 +102,8 @@ class LargestBinCurve:
         for integral in self._integrals:
             remove = min(remove, _crossing(integral.delta, delta, remove))
         add = min(known, _crossing(self._add, delta, known))
-        lower = 0.0 if self._lower_curve is None else self._lower_curve.epsilon(delta).lower
         upper = max(remove, add)
-        return Bracket(lower=min(lower, upper), upper=upper)
+        return close_bracket(upper, self._below, lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
         """Return the bracket of δ at ``epsilon`` (nats); raises ``ValueError`` if ε < 0."""
@@ -104,9 +113,8 @@ class LargestBinCurve:
         remove = min(known, math.exp(min(0.0, log_remove)))
         for integral in self._integrals:
             remove = min(remove, integral.delta(epsilon))
-        lower = 0.0 if self._lower_curve is None else self._lower_curve.delta(epsilon).lower
         upper = min(1.0, max(remove, min(known, self._add(epsilon))) + math.ulp(0.0))
-        return Bracket(lower=min(lower, upper), upper=upper)
+        return close_bracket(upper, self._below, lambda curve: curve.delta(epsilon))
 
     @cached_property
     def _known_bin(self) -> GaussianCurve:
@@ -125,19 +133,8 @@ class LargestBinCurve:
         return build_integrals(bins)
 
     @cached_property
-    def _lower_curve(self) -> PrivacyCurve | None:
-        """The curve of bins with independent noise and the least square."""
-        bins = self.pair.bins[0]
-        square = (float(bins.squares.min()) - bins.excess) * (1 - ROUNDING)
-        if square <= 0:
-            return None
-        leaf = events.RandomAllocationGaussian(
-            bins=bins.count, noise_multiplier=1 / math.sqrt(square)
-        )
-        try:
-            return AllocationAccountant(relative_width=LOWER_BOUND_WIDTH).curve(leaf)
-        except AccountantError:
-            return None
+    def _below(self) -> tuple[PrivacyCurve, ...]:
+        return _curves_below(self.pair)
 
     def _add(self, epsilon: float) -> float:
         """Return a bound on δ of the direction add, E (1 - e^ε G)_+ with G the geometric mean."""
@@ -149,6 +146,46 @@ class LargestBinCurve:
         log_second = epsilon - drift + variance / 2 + float(log_ndtr(place - deviation))
         second = math.exp(min(0.0, log_second)) * (1 - ROUNDING)
         return min(1.0, max(0.0, float(ndtr(place)) * (1 + ROUNDING) - second))
+
+
+def _curves_below(pair: Pair) -> tuple[PrivacyCurve, ...]:
+    """Return the curves of what the first bins show, of which lower ends are used."""
+    curves = []
+    with suppress(AccountantError):
+        curves.append(accountant("fourier").curve(along_mean(pair.bins[0])))
+        even = AllocationAccountant(relative_width=LOWER_BOUND_WIDTH)
+        curves.append(even.curve(equal(pair.bins[0])))
+    return tuple(curves)
+
+
+def along_mean(bins: Bins) -> events.GaussianMixture:
+    """Return what the outputs along the mean of the m_i show, the moves rounded down."""
+    products = np.maximum(bins.products - bins.excess, 0.0)
+    moves = products.mean(axis=1) / math.sqrt(bins.square_of_mean) * (1 - ROUNDING)
+    spacing = float(moves.max()) / DISTANCES
+    places = np.minimum((moves / spacing).astype(int), DISTANCES)
+    weights = np.bincount(places, minlength=DISTANCES + 1) / bins.count * (1 - ROUNDING)
+    weights = np.maximum(weights, 1e-300)
+    weights[0] = 1 - math.fsum(weights[1:])
+    return events.GaussianMixture(
+        weights=tuple(map(float, weights)), noise_multiplier=1 / spacing * (1 + ROUNDING)
+    )
+
+
+def equal(bins: Bins) -> events.Event:
+    """Return bins of one square and one product of two, the least of ``bins``."""
+    products = np.maximum(bins.products - bins.excess, 0.0) * (1 - ROUNDING)
+    common, own = float(products.min()), float(products.diagonal().min())
+    own -= common * (1 + ROUNDING)
+    if own <= 0:
+        return events.Gaussian(noise_multiplier=1 / math.sqrt(common))
+    allocation = events.RandomAllocationGaussian(
+        bins=bins.count, noise_multiplier=1 / math.sqrt(own)
+    )
+    if not common:
+        return allocation
+    shared = events.Gaussian(noise_multiplier=1 / math.sqrt(common))
+    return events.Composed(events=(shared, allocation))
 
 
 def build_integrals(bins: Bins) -> tuple[Integral, ...]:

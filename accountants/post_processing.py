@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import close_bracket
 from affidavit.accountants.composition import parts
 from affidavit.accountants.fourier.dominating_pairs import MIN_NOISE_MULTIPLIER
 from affidavit.accountants.fourier.refinement import MIN_RESOLVED_DELTA
@@ -69,7 +70,8 @@ class PostProcessedCurve:
         if run_delta < 1:
             lower = self._contained(lambda curve: _epsilon(curve, run_delta))
         gain = self._attack_gain(lambda curve: curve.epsilon(delta))
-        return Bracket(lower=max(lower, gain), upper=math.inf)
+        shown = close_bracket(math.inf, self._bins_shown, lambda curve: curve.epsilon(delta))
+        return Bracket(lower=max(lower, gain, shown.lower), upper=math.inf)
 
     def delta(self, epsilon: float) -> Bracket:
         """Return ``[lower, 1]`` of δ at ``epsilon`` (nats).
@@ -80,7 +82,18 @@ class PostProcessedCurve:
         probability = math.prod(_run_probability(part) for part, _ in parts(self.event))
         lower = probability * self._contained(lambda curve: curve.delta(epsilon)) * (1 - 1e-12)
         gain = self._attack_gain(lambda curve: curve.delta(epsilon))
-        return Bracket(lower=max(lower, gain), upper=1.0)
+        shown = close_bracket(1.0, self._bins_shown, lambda curve: curve.delta(epsilon))
+        return Bracket(lower=max(lower, gain, shown.lower), upper=1.0)
+
+    @property
+    def _bins_shown(self) -> tuple[PrivacyCurve, ...]:
+        """Curves of what all bins of a run show together."""
+        if not any(isinstance(part, events.BallsInBinsGaussian) for part, _ in parts(self.event)):
+            return ()
+        # Imported here because few runs have bins of which a Gram matrix is known.
+        from affidavit.accountants.largest_bin import LargestBinAccountant
+
+        return LargestBinAccountant().curves_below(self.event)
 
     def _attack_gain(self, ask: Callable[[PrivacyCurve], Bracket]) -> float:
         """Return the largest gain of an attack on one of the selections, or 0."""

@@ -13,6 +13,7 @@ from scipy.special import ndtr
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.largest_bin import LargestBinAccountant, build_integrals
 from affidavit.accountants.monte_carlo.dominating_pair import build_pair
+from affidavit.accountants.post_processing import PostProcessedCurve
 from affidavit.accountants.protocol import PrivacyCurve, Unsupported
 from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.plan import events
@@ -78,6 +79,21 @@ def test_bounds_contain_delta_of_simulated_runs(products: Matrix) -> None:
         largest = max((remove, add), key=np.mean)
         error = 5 * largest.std() / math.sqrt(largest.size)
         assert bracket.lower <= largest.mean() + error
+
+
+@pytest.mark.parametrize("own", [0.1, 2.0])
+def test_a_lower_end_counts_what_all_bins_show_together(own: float) -> None:
+    """Bins that have much in common, against simulated runs and a bin that is known."""
+    spread = np.linspace(0.0, 0.3, 9)
+    products = 2.0 + own * np.eye(9) + np.add.outer(spread, spread)
+    present, absent = ratios(products, np.random.default_rng(4), 200_000)
+    values = np.maximum(0.0, 1 - math.e / present), np.maximum(0.0, 1 - math.e * absent)
+    truth = max(float(item.mean()) for item in values)
+    for lower in (
+        PostProcessedCurve(event=binned(products)).delta(1.0).lower,
+        curve(products).delta(1.0).lower,
+    ):
+        assert 0.85 * truth <= lower <= truth * 1.02
 
 
 @pytest.mark.ordinary("banded", "no order")
