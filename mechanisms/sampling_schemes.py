@@ -54,6 +54,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from affidavit.mechanisms.fixed_size_lots import FixedSize, at_least_drawn
 from affidavit.mechanisms.strategies.lots_apart import log_divergence
 from affidavit.mechanisms.strategies.participation import records_per_lot, sampler_participation
+from affidavit.mechanisms.strategies.strategy import has_gram
 from affidavit.plan import (
     Phase,
     Plan,
@@ -735,7 +736,7 @@ def _balls_in_bins_run(plan: Plan, index: int) -> RunSampler:
     )
 
     def route(strategy: Strategy) -> Route:
-        bins = is_amplified(plan) and strategy.is_nonnegative and turn <= events.MAX_BINS
+        bins = is_amplified(plan) and turn <= events.MAX_BINS and has_gram(strategy, turn)
         return "balls_in_bins" if bins else "gaussian"
 
     return RunSampler(

@@ -285,6 +285,16 @@ def column_norms(strategy: Strategy) -> Array:
     return np.asarray(np.sqrt(squares) * (1 - slack))
 
 
+def has_gram(strategy: Strategy, bins: int) -> bool:
+    """Return whether ``gram`` has an answer."""
+    is_formed = strategy.strategy_coefficients is None
+    return (
+        strategy.is_nonnegative
+        and strategy.steps * bins <= MAX_ENTRIES
+        and not (is_formed and strategy.steps > MAX_MATRIX_STEPS)
+    )
+
+
 def gram(strategy: Strategy, bins: int, *, visible_only: bool = False) -> Array:
     """Return ⟨m_i, m_j⟩ in squared clip norms, shape (bins, bins), rounded up; zeros stay zero.
 

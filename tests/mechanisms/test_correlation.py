@@ -65,6 +65,15 @@ def test_a_fixed_order_is_one_gaussian_with_the_sensitivity_of_the_inverse(strea
     assert event.noise_multiplier == pytest.approx(20 / SENSITIVITY, rel=1e-14)
 
 
+def test_a_tree_that_is_too_long_for_products_of_bins_is_bounded_without_them(
+    stream: Make,
+) -> None:
+    sizes = {"dataset": {"size": 100_000}, "steps": 5000, "noise": {"kind": "tree"}}
+    run = lower(stream(**sizes, sampling={"scheme": "balls_in_bins", "lot_size": 1000}))
+    for event in (run.event(), run.attained()):
+        assert not any(isinstance(leaf, events.BallsInBinsGaussian) for leaf in event.events)
+
+
 def test_replacing_moves_twice_as_far_and_a_user_by_its_records(stream: Make) -> None:
     once = only(stream()).noise_multiplier
     assert only(stream(adjacency="replace_one")).noise_multiplier == pytest.approx(once / 2)
