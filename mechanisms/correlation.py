@@ -86,8 +86,11 @@ from affidavit.mechanisms.strategies.epoch_patterns import pattern_sensitivity
 from affidavit.mechanisms.strategies.lengths_by_place import lengths_by_place
 from affidavit.mechanisms.strategies.lots_apart import (
     LotsApart,
+    LotsTold,
     log_divergence,
     lots_apart,
+    lots_told,
+    placed_divergence,
     products_by_lag,
 )
 from affidavit.mechanisms.strategies.moves_along_direction import (
@@ -398,37 +401,41 @@ class Correlation:
             return
         epochs, scale = -(-steps // at.turn), (record_distance(plan) / joint) ** 2
         known = (at.distance * at.sensitivity.value / joint) ** 2
-        stretch, lots, white, apart = math.inf, None, math.inf, math.inf
+        stretch, white, apart = math.inf, math.inf, math.inf
+        lots, told = None, None
         with suppress(TooLarge):
             stretch = max_stretch(at.strategy, 1)
-            # Bins are kept, and an order is drawn for each epoch.
-            together, times = (epochs, 1) if place is None else (1, epochs)
-            white = times * log_divergence(at.turn, together * stretch**2 * scale)
-        if place is None or epochs == 1:  # else each epoch has a lot of its own
-            with suppress(TooLarge):
+            white = log_divergence(at.turn, epochs * stretch**2 * scale)  # bins are kept
+            if place is not None:
+                white = epochs * placed_divergence(at.turn, (stretch / joint) ** 2, place)
+        with suppress(TooLarge):
+            if place is None:
                 lots = lots_apart(at.strategy, turn=at.turn, scale=scale)
                 apart = math.inf if lots is None else lots.log_divergence(scale)
+            else:
+                told = lots_told(at.strategy, turn=at.turn, scale=1 / joint**2, place=place)
+                apart = math.inf if told is None else epochs * told.log_divergence
         most = min(known, _MAX_RATIO * min(white, apart))
         if white < most:
             run = independent(plan, self.index).of_run(joint / stretch * _DOWN, steps)
             yield from (
                 bound for bound in events.alternatives(run) if not events.is_unsampled(bound)
             )
-        if lots is None:
-            return
+        if lots is not None and apart < most:
+            yield _allocated_apart(lots, joint)
         if place is None:
-            if apart < most:
-                yield _allocated_apart(lots, joint)
             return
-        if apart < most and not lots.common:
-            yield _placed_apart(lots, joint, place)
-        scale = (DISTANCE / joint) ** 2
-        revealed = lots_apart(at.strategy, turn=at.turn, scale=scale)
-        # Two links, each as far apart as two records.
-        if revealed is not None and revealed.log_divergence(scale) < known / 4:
-            yield events.ChainOfNeighbours(
-                event=_allocated_apart(revealed, joint / DISTANCE), links=2
-            )
+        if told is not None and apart < most:
+            yield _placed_as_told(told, joint, place, turn=at.turn, steps=steps)
+        if epochs == 1:
+            with suppress(TooLarge):
+                scale = (DISTANCE / joint) ** 2
+                revealed = lots_apart(at.strategy, turn=at.turn, scale=scale)
+                # Two links, each as far apart as two records.
+                if revealed is not None and revealed.log_divergence(scale) < known / 4:
+                    yield events.ChainOfNeighbours(
+                        event=_allocated_apart(revealed, joint / DISTANCE), links=2
+                    )
 
     def _placed_user(self, at: CorrelatedRun, joint: float) -> Iterator[events.Event]:
         """The bound of a user whose records are each in a random lot of the epoch."""
@@ -956,14 +963,26 @@ def _allocated_apart(lots: LotsApart, joint: float) -> events.Event:
     return events.Composed(events=(shared, allocated))
 
 
-def _placed_apart(lots: LotsApart, joint: float, place: Place) -> events.Event:
-    """Return the cost of ``lots`` with nothing in common for a record in another's place."""
-    released = lots.released or lots.lots
-    return events.ReplacedAllocationGaussian(
-        bins=released,
-        noise_multiplier=joint / math.sqrt(lots.own) * _DOWN,
-        drawn=schedule.double_up(Fraction(released, lots.lots)),
-        place=place,
+def _placed_as_told(
+    told: LotsTold, joint: float, place: Place, *, turn: int, steps: int
+) -> events.Event:
+    """Return the cost of lots that are told, epoch by epoch, for a record in another's place."""
+    epochs, rest = divmod(steps, turn)
+    parts = (told.lots, epochs), (min(told.lots, -(-rest // told.width)), 1 if rest else 0)
+    return events.Composed(
+        events=tuple(
+            events.Repeated(
+                event=events.ReplacedAllocationGaussian(
+                    bins=released,
+                    noise_multiplier=joint / told.stretch * _DOWN,
+                    drawn=schedule.double_up(Fraction(released, told.lots)),
+                    place=place,
+                ),
+                count=count,
+            )
+            for released, count in parts
+            if count
+        )
     )
 
 

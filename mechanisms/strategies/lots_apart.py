@@ -50,6 +50,20 @@ class LotsApart:
         return self.common * scale + log_divergence(self.lots, self.own * scale)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LotsTold:
+    """A record told, in each epoch, ``lots`` of which it is in one, ``width`` or more apart.
+
+    ``stretch`` bounds ‖C_S‖ over the steps S of all these lots, in clip norms, and
+    ``log_divergence`` is about log(1 + χ²) of an epoch.
+    """
+
+    lots: int
+    width: int
+    stretch: float
+    log_divergence: float
+
+
 def log_divergence(lots: int, square: float) -> float:
     """Return log(1 + χ²) of one of ``lots`` orthogonal means of this square over the noise's."""
     return float(np.logaddexp(0.0, square + math.log(-math.expm1(-square) / lots)))
@@ -78,6 +92,74 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
         if (divergence := apart.log_divergence(scale)) < cost:
             best, cost = apart, divergence
     return best
+
+
+def lots_told(strategy: Strategy, *, turn: int, scale: float, place: str) -> LotsTold | None:
+    """Return about the cheapest lots to tell of epochs of ``turn``; None for less than two.
+
+    A record takes the ``place`` of another, as does what replaces it (or, under zero_out, nothing).
+    ``scale`` is 1/σ² in squared clip norms, for the choice alone. Raises ``TooLarge``.
+    """
+    best: LotsTold | None = None
+    for width in (1 << power for power in range(turn.bit_length() - 1)):
+        square = square_of_told(strategy, turn, width)
+        lots = turn // width
+        divergence = placed_divergence(lots, square * scale, place)
+        if best is None or divergence < best.log_divergence:
+            best = LotsTold(
+                lots=lots,
+                width=width,
+                stretch=math.sqrt(square) * (1 + 4 * UNIT),
+                log_divergence=divergence,
+            )
+    return best
+
+
+def placed_divergence(lots: int, square: float, place: str) -> float:
+    """Return about log(1 + χ²) of a record that takes another's place in one of ``lots``.
+
+    ``square`` is that of a clip norm over the noise.
+    """
+    # E (f_2 - 1)², or E (f_2 - f_1)², over e^(4 square)
+    least = -math.expm1(-4 * square)
+    if place == "zero_out":
+        least = math.expm1(-3 * square) - 2 * math.expm1(-2 * square)
+    return float(np.logaddexp(0.0, 4 * square + math.log(max(least, 1e-300)) - math.log(lots)))
+
+
+@lru_cache(maxsize=32)
+def square_of_told(strategy: Strategy, turn: int, width: int) -> float:
+    """Return a bound of ‖C_S‖² for S of ⌊b/w⌋ steps of each epoch, w or more apart, cyclically.
+
+    In squared clip norms; b is ``turn`` and w ``width``. Raises ``TooLarge``.
+    """
+    # Steps that are farther apart count as the nearer ones with the largest product.
+    by_lag = np.append(np.maximum.accumulate(products_by_lag(strategy)[::-1])[::-1], 0.0)
+    lots, epochs = turn // width, -(-strategy.steps // turn)
+
+    def largest(first: int, count: int) -> Array:
+        lags = first + width * np.arange(count)
+        return np.asarray(by_lag[np.minimum(lags, by_lag.size - 1)])
+
+    # On one side of a step are ``places`` others of its epoch, and then those of later epochs.
+    places = np.arange(lots)
+    side = np.cumsum(largest(0, lots)) - by_lag[0]
+    sides = [side]
+    for later in range(epochs - 1):
+        if later * turn >= by_lag.size:
+            break
+        sums = np.append(0.0, np.cumsum(largest(later * turn + 1, 2 * lots - 1)))
+        side = side + sums[places + lots] - sums[places]
+        sides.append(side)
+    most = 0.0
+    for before in range(epochs):
+        left, right = (
+            sides[min(number, len(sides) - 1)] for number in (before, epochs - 1 - before)
+        )
+        most = max(most, float((left + right[::-1]).max()))
+        if before >= len(sides) and epochs - 1 - before >= len(sides):
+            break
+    return (float(by_lag[0]) + most) * (1 + (8 * strategy.steps + 16) * UNIT)
 
 
 @lru_cache(maxsize=8)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from affidavit.accountants import FourierAccountant
 from affidavit.assessment import certify
-from affidavit.mechanisms.correlation import _allocated_apart
+from affidavit.mechanisms.correlation import _allocated_apart, _placed_as_told
 from affidavit.mechanisms.sampling_schemes import Place
-from affidavit.mechanisms.strategies.lots_apart import lots_apart
+from affidavit.mechanisms.strategies.lots_apart import LotsTold, lots_apart, square_of_told
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.plan import (
     events,
@@ -158,6 +158,42 @@ def test_a_record_that_others_can_stand_in_for_is_in_a_random_lot(
                 assert shown <= most * (1 + 1e-3) + 1e-9
                 closest = max(closest, shown / most)
     assert closest > (0.05 if carry else 0.6)
+
+
+@pytest.mark.ordinary("zero_out")
+@pytest.mark.parametrize("place", ["replace_one", "zero_out"])
+def test_lots_of_two_epochs_that_are_told_cost_no_less(place: Place) -> None:
+    """Simulated runs of four lots of one of five records, the ratios over all pairs of orders."""
+    sigma, turn, steps = 2.0, 4, 8
+    strategy = Toeplitz.from_strategy([1.0, 0.6], steps=steps)
+    square = square_of_told(strategy, turn, 2)
+    told = LotsTold(lots=2, width=2, stretch=math.sqrt(square), log_divergence=0.0)
+    cost = _placed_as_told(told, sigma, place, turn=turn, steps=steps)
+    others, draws = [-1.0, -1.0, -1.0, 1.0], np.random.default_rng(3)
+    matrix = strategy.strategy_matrix().T
+
+    def sums(record: float) -> Array:
+        orders = np.unique(list(itertools.permutations([record, *others], turn)), axis=0)
+        places = np.arange(len(orders))
+        both = np.stack(np.meshgrid(places, places), axis=-1).reshape(-1, 2)
+        return np.asarray(orders[both].reshape(-1, steps) @ matrix / sigma)
+
+    def log_density(at: Array, means: Array) -> Array:
+        # Each distinct order is that of as many permutations.
+        return np.asarray(np.log(np.exp(at @ means.T - (means**2).sum(axis=1) / 2).mean(axis=1)))
+
+    with_record, without = sums(1.0), sums(-1.0 if place == "replace_one" else 0.0)
+    closest = 0.0
+    for epsilon, most in zip((0.1, 0.6), upper_ends(cost, (0.1, 0.6)), strict=True):
+        for means, instead in ((with_record, without), (without, with_record)):
+            at = means[draws.integers(len(means), size=4000)]
+            at = at + draws.standard_normal(at.shape)
+            ratio = log_density(at, instead) - log_density(at, means)
+            shown = np.maximum(0, -np.expm1(epsilon + ratio))
+            error = 5 * float(shown.std()) / math.sqrt(len(shown))
+            assert float(shown.mean()) - error <= most
+            closest = max(closest, float(shown.mean()) / most)
+    assert closest > 0.2
 
 
 def test_a_record_that_is_there_or_not_does_not_bound_one_that_is_zero() -> None:

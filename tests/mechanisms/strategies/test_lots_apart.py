@@ -10,7 +10,7 @@ import pytest
 from affidavit.accountants import FourierAccountant
 from affidavit.mechanisms.correlation import _allocated_apart
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
-from affidavit.mechanisms.strategies.lots_apart import lots_apart, squares_by_lag
+from affidavit.mechanisms.strategies.lots_apart import lots_apart, square_of_told, squares_by_lag
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
 from affidavit.mechanisms.strategies.tree import Tree
@@ -49,6 +49,22 @@ def test_no_two_lots_have_a_larger_product(strategy: Strategy, bins: int) -> Non
         chosen = (place + bins // told.lots * np.arange(told.lots)) % bins
         part = gram[np.ix_(chosen, chosen)]
         assert np.all(part <= told.common + told.own * np.eye(told.lots) + 1e-9)
+
+
+@pytest.mark.parametrize(("turn", "width"), [(5, 1), (5, 2), (8, 2), (8, 4), (23, 4), (30, 8)])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
+def test_steps_that_are_told_stretch_no_vector_further(
+    strategy: Strategy, turn: int, width: int
+) -> None:
+    """Those of one place for each epoch, drawn at random, and the first and last of all."""
+    draws, size = np.random.default_rng(turn), np.abs(strategy.strategy_matrix())
+    bound = square_of_told(strategy, turn, width)
+    epochs = -(-STEPS // turn)
+    lots = np.arange(turn // width) * width
+    for trial in range(12):
+        first = np.full(epochs, trial) if trial < 2 else draws.integers(turn, size=epochs)
+        steps = np.concatenate([e * turn + (x + lots) % turn for e, x in enumerate(first)])
+        assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= bound
 
 
 @pytest.mark.by_turns
