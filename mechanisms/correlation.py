@@ -26,6 +26,7 @@ any C, any of these random lots       or a mixture over the participations of a 
 b̂-banded C, ``b_min_sep``             or Poisson-subsampled Gaussians at fewer, disclosed steps, of
 with b ≥ b̂                            multiplier σ_joint over what the columns of these steps share
 b̂-banded C, the same                  or the moments of the loss, if few columns share rows
+C that forgets, ``b_min_sep``         as the banded C of its first b entries, and a Gaussian beside
 C ≥ 0, ``balls_in_bins``              the mixture over bins, by its Gram matrix
 any other C, ``balls_in_bins``,       Gaussian, given the bin, or one random allocation: with
 and more than 1024 bins               independent noise σ_joint over ‖C‖, or to fewer bins, told
@@ -47,7 +48,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
@@ -99,7 +100,7 @@ from affidavit.mechanisms.strategies.moves_along_direction import (
     separated_draws_mixture,
     shuffled_epochs_mixture,
 )
-from affidavit.mechanisms.strategies.numerics import Array
+from affidavit.mechanisms.strategies.numerics import Array, gamma
 from affidavit.mechanisms.strategies.optimal.loss import UnsupportedObjective
 from affidavit.mechanisms.strategies.participation import (
     Participation,
@@ -118,6 +119,7 @@ from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, Too
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
+    COEFFICIENT_ERROR,
     MAX_VECTOR,
     IllConditioned,
     Strategy,
@@ -125,6 +127,7 @@ from affidavit.mechanisms.strategies.strategy import (
     column_norms,
     gram,
 )
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.white_noise import (
     max_stretch,
     min_stretch,
@@ -166,6 +169,8 @@ _EQUAL = 1e-9
 """The relative difference of column norms that are computed apart and count as equal."""
 _MAX_RATIO = 4.0
 """The most by which the estimated divergence of a bound that is computed is above the least."""
+_MAX_FORGOTTEN = 0.2
+"""The most, over the noise, that entries of C are left out for."""
 _MAX_MOVE = 16.0
 """The largest move over the noise that is counted in one of several phases."""
 
@@ -281,6 +286,7 @@ class Correlation:
         bounds += [*self._mixture_bounds(step, at, joint), whole]
         bounds += self._overlapping_columns(step, at, joint)
         bounds.append(self._sampled_columns(step, at, joint))
+        bounds += self._forgetting(step, at, joint)
         distinct = tuple(dict.fromkeys(bound for bound in bounds if bound is not None))
         return distinct[0] if len(distinct) == 1 else events.EitherBound(events=distinct)
 
@@ -378,6 +384,32 @@ class Correlation:
                     )
                     if disclosed is not None:
                         yield _disclosed_releases(disclosed, joint, self._pair)
+
+    def _forgetting(
+        self, step: events.Leaf, at: CorrelatedRun, joint: float
+    ) -> Iterator[events.Event]:
+        """Bounds of ``b_min_sep`` by the first b entries of C, and by what the others may add.
+
+        Source: docs/theorems/correlated-noise.md, Theorem 24.
+        """
+        separation, column = self._phase.sampling.separation, at.strategy.strategy_coefficients
+        if separation is None or column is None or at.strategy.bands <= separation:
+            return
+        size = np.abs(column)
+        shown, rest = (float(np.linalg.norm(part)) for part in np.split(size, [separation]))
+        # Products of two columns are larger by no more than this for the rest.
+        more = (2 * shown + rest) * rest * (1 + gamma(len(size) + 8))
+        records = self.plan.dataset.records_per_unit * record_distance(self.plan)
+        moved = math.sqrt(more) * -(-at.strategy.steps // separation) * records
+        joint *= (1 - at.strategy.residual) / (1 + COEFFICIENT_ERROR) * _DOWN
+        if not 0 < moved <= _MAX_FORGOTTEN * joint:
+            return
+        beside = events.Gaussian(noise_multiplier=joint / moved * _DOWN)
+        cut = replace(at, strategy=_cut(at.strategy, separation))
+        bounds = *self._mixture_bounds(step, cut, joint), self._sampled_columns(step, cut, joint)
+        for bound in bounds:
+            if bound is not None:
+                yield events.Composed(events=(bound, beside))
 
     def _left_out_lots(self, at: CorrelatedRun, joint: float) -> Iterator[events.Event]:
         """The bound of a shuffled run within one epoch, by the records in its lots."""
@@ -1078,6 +1110,14 @@ def _built(
     setting = Setting(steps=steps, participation=participation, workload=workload, period=period)
     strategy = build(noise, setting)
     return strategy if clip_schedule is None else Scheduled.of(strategy, clip_schedule)
+
+
+@lru_cache(maxsize=8)
+def _cut(strategy: Strategy, bands: int) -> Strategy:
+    """Return the Toeplitz strategy of the first ``bands`` coefficients, without their signs."""
+    column = strategy.strategy_coefficients
+    assert column is not None
+    return Toeplitz.from_strategy(np.abs(column[:bands]).tolist(), steps=strategy.steps)
 
 
 @lru_cache(maxsize=8)

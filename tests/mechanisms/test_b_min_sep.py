@@ -391,6 +391,29 @@ def test_a_lot_above_what_has_waited_is_refused() -> None:
     assert [reason.code for reason in refusal.value.reasons] == ["lot_above_group"]
 
 
+@pytest.mark.ordinary("add_remove")
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_a_strategy_that_forgets_costs_little_more_than_a_banded_one(adjacency: str) -> None:
+    steps, sigma, rate = 4, 1.5, 0.04
+    noise = {"kind": "toeplitz_inverse", "coefficients": [1, -rate]}
+    run = lower(plan_from(plan(adjacency=adjacency, steps=steps, noise=noise)))
+    correlation = run.phases[0].correlation
+    assert correlation is not None
+    at, draws = correlation.at(steps), correlation._sampler.step
+    assert draws is not None
+    bounds = [*correlation._forgetting(draws.event(sigma), at, sigma)]
+    assert bounds
+    mixture, replaced = patterns(steps, 1 / 3, 2, warm=True), adjacency == "replace_one"
+    matrix = strategy([rate**lag for lag in range(steps)], steps)
+    truth, error = spent(mixture, matrix, sigma, 0.5, replaced=replaced)
+    told = events.Gaussian(noise_multiplier=0.01)  # moments are computed beside another bound
+    costs = [
+        FourierAccountant().curve(events.EitherBound(events=(told, bound))).delta(0.5).upper
+        for bound in bounds
+    ]
+    assert truth - error <= min(costs) < 0.5
+
+
 @pytest.mark.parametrize(("steps", "p", "separation"), [(12, 0.3, 3), (10, 0.05, 4), (9, 0.9, 2)])
 def test_laws_of_participations_are_on_their_side_of_the_enumerated_one(
     steps: int, p: float, separation: int
