@@ -31,6 +31,11 @@ from affidavit.mechanisms.strategies.strategy import (
     TooLarge,
 )
 from affidavit.mechanisms.strategies.tree import Tree
+from affidavit.mechanisms.strategies.white_noise import (
+    ITERATIONS,
+    MAX_ITERATED_STEPS,
+    largest_eigenvalue,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,32 +139,24 @@ def square_of_told(strategy: Strategy, turn: int, width: int) -> float:
     In squared clip norms; b is ``turn`` and w ``width``. Raises ``TooLarge``.
     """
     # Steps that are farther apart count as the nearer ones with the largest product.
-    by_lag = np.append(np.maximum.accumulate(products_by_lag(strategy)[::-1])[::-1], 0.0)
+    by_lag = np.maximum.accumulate(products_by_lag(strategy)[::-1])[::-1]
     lots, epochs = turn // width, -(-strategy.steps // turn)
+    # No two steps are nearer than these, which are next to each other where an epoch ends.
+    starts = np.arange(epochs) * ((lots - 1) * width + 1)
+    steps = (starts[:, None] + width * np.arange(lots)).ravel()
+    size = int(steps[-1]) + 1
+    shifts = np.append(by_lag[:size], np.zeros(max(0, size - by_lag.size)))
+    shifts = np.append(shifts[:0:-1], shifts)
+    slack = transform_slack(2 * size) * float(np.linalg.norm(shifts))
 
-    def largest(first: int, count: int) -> Array:
-        lags = first + width * np.arange(count)
-        return np.asarray(by_lag[np.minimum(lags, by_lag.size - 1)])
+    def product(vector: Array) -> Array:
+        spread = np.zeros(size)
+        spread[steps] = vector
+        image = fftconvolve(spread, shifts)[size - 1 : 2 * size - 1]
+        return np.asarray(image[steps] + slack * float(np.linalg.norm(vector)))
 
-    # On one side of a step are ``places`` others of its epoch, and then those of later epochs.
-    places = np.arange(lots)
-    side = np.cumsum(largest(0, lots)) - by_lag[0]
-    sides = [side]
-    for later in range(epochs - 1):
-        if later * turn >= by_lag.size:
-            break
-        sums = np.append(0.0, np.cumsum(largest(later * turn + 1, 2 * lots - 1)))
-        side = side + sums[places + lots] - sums[places]
-        sides.append(side)
-    most = 0.0
-    for before in range(epochs):
-        left, right = (
-            sides[min(number, len(sides) - 1)] for number in (before, epochs - 1 - before)
-        )
-        most = max(most, float((left + right[::-1]).max()))
-        if before >= len(sides) and epochs - 1 - before >= len(sides):
-            break
-    return (float(by_lag[0]) + most) * (1 + (8 * strategy.steps + 16) * UNIT)
+    iterations = ITERATIONS if strategy.steps <= MAX_ITERATED_STEPS else 1
+    return largest_eigenvalue(product, steps.size, iterations) * (1 + 8 * UNIT)
 
 
 @lru_cache(maxsize=8)

@@ -185,7 +185,7 @@ def _largest_of_groups(matrix: Array, turn: int) -> float:
     largest = 0.0
     for group in range(min(turn, matrix.shape[1])):
         columns = matrix[:, group::turn]
-        eigenvalue = _largest_eigenvalue(partial(_gram_times, columns), columns.shape[1])
+        eigenvalue = largest_eigenvalue(partial(_gram_times, columns), columns.shape[1])
         largest = max(largest, eigenvalue)
     return largest
 
@@ -207,13 +207,18 @@ def _largest_of_shifts(column: Array, turn: int) -> float:
         size = float(np.linalg.norm(vector)) * float(column.sum()) + float(np.linalg.norm(moved))
         return np.asarray(image + slack * length * size)
 
-    return _largest_eigenvalue(product, -(-steps // turn))
+    return largest_eigenvalue(product, -(-steps // turn))
 
 
-def _largest_eigenvalue(product: Callable[[Array], Array], size: int) -> float:
-    """Return an upper bound for a matrix ≥ 0 without zeros on its diagonal."""
+def largest_eigenvalue(
+    product: Callable[[Array], Array], size: int, iterations: int = ITERATIONS
+) -> float:
+    """Return an upper bound for a matrix ≥ 0 without zeros on its diagonal.
+
+    ``product`` is no less than that with a vector, shape (n,) both, n = ``size``.
+    """
     vector, least = np.ones(size), math.inf
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         image = product(vector)
         least = min(least, float((image / vector).max()))
         vector = image / image.max()
