@@ -441,21 +441,28 @@ class Correlation:
             if place is not None:
                 white = epochs * placed_divergence(at.turn, (stretch / joint) ** 2, place)
         with suppress(TooLarge):
+            told_at = scale if place is None else 1 / joint**2
+            told = lots_told(at.strategy, turn=at.turn, scale=told_at, place=place)
+            apart = math.inf if told is None else told.log_divergence
             if place is None:
                 lots = lots_apart(at.strategy, turn=at.turn, scale=scale)
-                apart = math.inf if lots is None else lots.log_divergence(scale)
-            else:
-                told = lots_told(at.strategy, turn=at.turn, scale=1 / joint**2, place=place)
-                apart = math.inf if told is None else epochs * told.log_divergence
-        most = min(known, _MAX_RATIO * min(white, apart))
+        common = math.inf if lots is None else lots.log_divergence(scale)
+        most = min(known, _MAX_RATIO * min(white, apart, common))
         if white < most:
             run = independent(plan, self.index).of_run(joint / stretch * _DOWN, steps)
             yield from (
                 bound for bound in events.alternatives(run) if not events.is_unsampled(bound)
             )
-        if lots is not None and apart < most:
+        if lots is not None and common < most:
             yield _allocated_apart(lots, joint)
         if place is None:
+            if told is not None and told.width > 1 and apart < most:
+                shown = -(-steps // told.width)
+                yield events.RandomAllocationGaussian(
+                    bins=told.lots,
+                    noise_multiplier=joint / (told.stretch * math.sqrt(epochs)) * _DOWN,
+                    released=shown if shown < told.lots else None,
+                )
             return
         if told is not None and apart < most:
             yield _placed_as_told(told, joint, place, turn=at.turn, steps=steps)

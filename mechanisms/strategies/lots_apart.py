@@ -60,7 +60,7 @@ class LotsTold:
     """A record told, in each epoch, ``lots`` of which it is in one, ``width`` or more apart.
 
     ``stretch`` bounds ‖C_S‖ over the steps S of all these lots, in clip norms, and
-    ``log_divergence`` is about log(1 + χ²) of an epoch.
+    ``log_divergence`` is about log(1 + χ²) of the run.
     """
 
     lots: int
@@ -99,24 +99,24 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
     return best
 
 
-def lots_told(strategy: Strategy, *, turn: int, scale: float, place: str) -> LotsTold | None:
+def lots_told(strategy: Strategy, *, turn: int, scale: float, place: str | None) -> LotsTold | None:
     """Return about the cheapest lots to tell of epochs of ``turn``; None for less than two.
 
-    A record takes the ``place`` of another, as does what replaces it (or, under zero_out, nothing).
-    ``scale`` is 1/σ² in squared clip norms, for the choice alone. Raises ``TooLarge``.
+    A record takes the ``place`` of another, as does what replaces it (or, under zero_out, nothing);
+    without a place it is there or not, in one lot for all epochs. ``scale`` is 1/σ² in squared clip
+    norms, for the choice alone. Raises ``TooLarge``.
     """
     best: LotsTold | None = None
+    epochs = -(-strategy.steps // turn)
     for width in (1 << power for power in range(turn.bit_length() - 1)):
-        square = square_of_told(strategy, turn, width)
-        lots = turn // width
-        divergence = placed_divergence(lots, square * scale, place)
+        lots, square = turn // width, square_of_told(strategy, turn, width, place is None)
+        if place is None:
+            divergence = log_divergence(lots, epochs * square * scale)
+        else:
+            divergence = epochs * placed_divergence(lots, square * scale, place)
         if best is None or divergence < best.log_divergence:
-            best = LotsTold(
-                lots=lots,
-                width=width,
-                stretch=math.sqrt(square) * (1 + 4 * UNIT),
-                log_divergence=divergence,
-            )
+            stretch = math.sqrt(square) * (1 + 4 * UNIT)
+            best = LotsTold(lots=lots, width=width, stretch=stretch, log_divergence=divergence)
     return best
 
 
@@ -133,16 +133,17 @@ def placed_divergence(lots: int, square: float, place: str) -> float:
 
 
 @lru_cache(maxsize=32)
-def square_of_told(strategy: Strategy, turn: int, width: int) -> float:
+def square_of_told(strategy: Strategy, turn: int, width: int, is_kept: bool = False) -> float:
     """Return a bound of ‖C_S‖² for S of ⌊b/w⌋ steps of each epoch, w or more apart, cyclically.
 
-    In squared clip norms; b is ``turn`` and w ``width``. Raises ``TooLarge``.
+    In squared clip norms; b is ``turn`` and w ``width``. If the steps are ``is_kept`` they are at
+    the same places of all epochs. Raises ``TooLarge``.
     """
     # Steps that are farther apart count as the nearer ones with the largest product.
     by_lag = np.maximum.accumulate(products_by_lag(strategy)[::-1])[::-1]
     lots, epochs = turn // width, -(-strategy.steps // turn)
-    # No two steps are nearer than these, which are next to each other where an epoch ends.
-    starts = np.arange(epochs) * ((lots - 1) * width + 1)
+    # No two steps are nearer than these, which may be neighbours where an epoch ends.
+    starts = np.arange(epochs) * ((lots - 1) * width + (width if is_kept else 1))
     steps = (starts[:, None] + width * np.arange(lots)).ravel()
     size = int(steps[-1]) + 1
     shifts = np.append(by_lag[:size], np.zeros(max(0, size - by_lag.size)))

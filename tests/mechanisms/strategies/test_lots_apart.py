@@ -65,6 +65,9 @@ def test_steps_that_are_told_stretch_no_vector_further(
         first = np.full(epochs, trial) if trial < 2 else draws.integers(turn, size=epochs)
         steps = np.concatenate([e * turn + (x + lots) % turn for e, x in enumerate(first)])
         assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= bound
+        if len(set(first)) == 1:
+            kept = square_of_told(strategy, turn, width, is_kept=True)
+            assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= kept <= bound * 1.001
 
 
 @pytest.mark.by_turns
