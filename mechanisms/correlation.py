@@ -86,11 +86,11 @@ from affidavit.mechanisms.strategies.disclosed_steps import (
 from affidavit.mechanisms.strategies.epoch_patterns import pattern_sensitivity
 from affidavit.mechanisms.strategies.lengths_by_place import lengths_by_place
 from affidavit.mechanisms.strategies.lots_apart import (
+    DisclosedLots,
     LotsApart,
-    LotsTold,
+    disclosed_lots,
     log_divergence,
     lots_apart,
-    lots_told,
     placed_divergence,
     products_by_lag,
 )
@@ -434,16 +434,16 @@ class Correlation:
         epochs, scale = -(-steps // at.turn), (record_distance(plan) / joint) ** 2
         known = (at.distance * at.sensitivity.value / joint) ** 2
         stretch, white, apart = math.inf, math.inf, math.inf
-        lots, told = None, None
+        lots, disclosed = None, None
         with suppress(TooLarge):
             stretch = max_stretch(at.strategy, 1)
             white = log_divergence(at.turn, epochs * stretch**2 * scale)  # bins are kept
             if place is not None:
                 white = epochs * placed_divergence(at.turn, (stretch / joint) ** 2, place)
         with suppress(TooLarge):
-            told_at = scale if place is None else 1 / joint**2
-            told = lots_told(at.strategy, turn=at.turn, scale=told_at, place=place)
-            apart = math.inf if told is None else told.log_divergence
+            chosen_at = scale if place is None else 1 / joint**2
+            disclosed = disclosed_lots(at.strategy, turn=at.turn, scale=chosen_at, place=place)
+            apart = math.inf if disclosed is None else disclosed.log_divergence
             if place is None:
                 lots = lots_apart(at.strategy, turn=at.turn, scale=scale)
         common = math.inf if lots is None else lots.log_divergence(scale)
@@ -456,16 +456,16 @@ class Correlation:
         if lots is not None and common < most:
             yield _allocated_apart(lots, joint)
         if place is None:
-            if told is not None and told.width > 1 and apart < most:
-                shown = -(-steps // told.width)
+            if disclosed is not None and disclosed.width > 1 and apart < most:
+                shown = -(-steps // disclosed.width)
                 yield events.RandomAllocationGaussian(
-                    bins=told.lots,
-                    noise_multiplier=joint / (told.stretch * math.sqrt(epochs)) * _DOWN,
-                    released=shown if shown < told.lots else None,
+                    bins=disclosed.lots,
+                    noise_multiplier=joint / (disclosed.stretch * math.sqrt(epochs)) * _DOWN,
+                    released=shown if shown < disclosed.lots else None,
                 )
             return
-        if told is not None and apart < most:
-            yield _placed_as_told(told, joint, place, turn=at.turn, steps=steps)
+        if disclosed is not None and apart < most:
+            yield _placed_in_disclosed(disclosed, joint, place, turn=at.turn, steps=steps)
         if epochs == 1:
             with suppress(TooLarge):
                 scale = (DISTANCE / joint) ** 2
@@ -1002,19 +1002,22 @@ def _allocated_apart(lots: LotsApart, joint: float) -> events.Event:
     return events.Composed(events=(shared, allocated))
 
 
-def _placed_as_told(
-    told: LotsTold, joint: float, place: Place, *, turn: int, steps: int
+def _placed_in_disclosed(
+    disclosed: DisclosedLots, joint: float, place: Place, *, turn: int, steps: int
 ) -> events.Event:
-    """Return the cost of lots that are told, epoch by epoch, for a record in another's place."""
+    """Return the cost of ``disclosed`` lots by epochs, for a record in another's place."""
     epochs, rest = divmod(steps, turn)
-    parts = (told.lots, epochs), (min(told.lots, -(-rest // told.width)), 1 if rest else 0)
+    parts = (
+        (disclosed.lots, epochs),
+        (min(disclosed.lots, -(-rest // disclosed.width)), 1 if rest else 0),
+    )
     return events.Composed(
         events=tuple(
             events.Repeated(
                 event=events.ReplacedAllocationGaussian(
                     bins=released,
-                    noise_multiplier=joint / told.stretch * _DOWN,
-                    drawn=schedule.double_up(Fraction(released, told.lots)),
+                    noise_multiplier=joint / disclosed.stretch * _DOWN,
+                    drawn=schedule.double_up(Fraction(released, disclosed.lots)),
                     place=place,
                 ),
                 count=count,

@@ -56,7 +56,7 @@ class LotsApart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LotsTold:
+class DisclosedLots:
     """A record told, in each epoch, ``lots`` of which it is in one, ``width`` or more apart.
 
     ``stretch`` bounds ‖C_S‖ over the steps S of all these lots, in clip norms, and
@@ -99,24 +99,26 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
     return best
 
 
-def lots_told(strategy: Strategy, *, turn: int, scale: float, place: str | None) -> LotsTold | None:
+def disclosed_lots(
+    strategy: Strategy, *, turn: int, scale: float, place: str | None
+) -> DisclosedLots | None:
     """Return about the cheapest lots to tell of epochs of ``turn``; None for less than two.
 
     A record takes the ``place`` of another, as does what replaces it (or, under zero_out, nothing);
     without a place it is there or not, in one lot for all epochs. ``scale`` is 1/σ² in squared clip
     norms, for the choice alone. Raises ``TooLarge``.
     """
-    best: LotsTold | None = None
+    best: DisclosedLots | None = None
     epochs = -(-strategy.steps // turn)
     for width in (1 << power for power in range(turn.bit_length() - 1)):
-        lots, square = turn // width, square_of_told(strategy, turn, width, place is None)
+        lots, square = turn // width, square_of_disclosed(strategy, turn, width, place is None)
         if place is None:
             divergence = log_divergence(lots, epochs * square * scale)
         else:
             divergence = epochs * placed_divergence(lots, square * scale, place)
         if best is None or divergence < best.log_divergence:
             stretch = math.sqrt(square) * (1 + 4 * UNIT)
-            best = LotsTold(lots=lots, width=width, stretch=stretch, log_divergence=divergence)
+            best = DisclosedLots(lots=lots, width=width, stretch=stretch, log_divergence=divergence)
     return best
 
 
@@ -133,7 +135,7 @@ def placed_divergence(lots: int, square: float, place: str) -> float:
 
 
 @lru_cache(maxsize=32)
-def square_of_told(strategy: Strategy, turn: int, width: int, is_kept: bool = False) -> float:
+def square_of_disclosed(strategy: Strategy, turn: int, width: int, is_kept: bool = False) -> float:
     """Return a bound of ‖C_S‖² for S of ⌊b/w⌋ steps of each epoch, w or more apart, cyclically.
 
     In squared clip norms; b is ``turn`` and w ``width``. If the steps are ``is_kept`` they are at

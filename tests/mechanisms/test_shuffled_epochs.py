@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 
 from affidavit.accountants import FourierAccountant
 from affidavit.assessment import certify
-from affidavit.mechanisms.correlation import _allocated_apart, _placed_as_told
+from affidavit.mechanisms.correlation import _allocated_apart, _placed_in_disclosed
 from affidavit.mechanisms.sampling_schemes import Place
-from affidavit.mechanisms.strategies.lots_apart import LotsTold, lots_apart, square_of_told
+from affidavit.mechanisms.strategies.lots_apart import (
+    DisclosedLots,
+    lots_apart,
+    square_of_disclosed,
+)
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.plan import (
     events,
@@ -166,9 +170,9 @@ def test_lots_of_two_epochs_that_are_told_cost_no_less(place: Place) -> None:
     """Simulated runs of four lots of one of five records, the ratios over all pairs of orders."""
     sigma, turn, steps = 2.0, 4, 8
     strategy = Toeplitz.from_strategy([1.0, 0.6], steps=steps)
-    square = square_of_told(strategy, turn, 2)
-    told = LotsTold(lots=2, width=2, stretch=math.sqrt(square), log_divergence=0.0)
-    cost = _placed_as_told(told, sigma, place, turn=turn, steps=steps)
+    square = square_of_disclosed(strategy, turn, 2)
+    told = DisclosedLots(lots=2, width=2, stretch=math.sqrt(square), log_divergence=0.0)
+    cost = _placed_in_disclosed(told, sigma, place, turn=turn, steps=steps)
     others, draws = [-1.0, -1.0, -1.0, 1.0], np.random.default_rng(3)
     matrix = strategy.strategy_matrix().T
 

@@ -10,7 +10,11 @@ import pytest
 from affidavit.accountants import FourierAccountant
 from affidavit.mechanisms.correlation import _allocated_apart
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
-from affidavit.mechanisms.strategies.lots_apart import lots_apart, square_of_told, squares_by_lag
+from affidavit.mechanisms.strategies.lots_apart import (
+    lots_apart,
+    square_of_disclosed,
+    squares_by_lag,
+)
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
 from affidavit.mechanisms.strategies.tree import Tree
@@ -58,7 +62,7 @@ def test_steps_that_are_told_stretch_no_vector_further(
 ) -> None:
     """Those of one place for each epoch, drawn at random, and the first and last of all."""
     draws, size = np.random.default_rng(turn), np.abs(strategy.strategy_matrix())
-    bound = square_of_told(strategy, turn, width)
+    bound = square_of_disclosed(strategy, turn, width)
     epochs = -(-STEPS // turn)
     lots = np.arange(turn // width) * width
     for trial in range(12):
@@ -66,7 +70,7 @@ def test_steps_that_are_told_stretch_no_vector_further(
         steps = np.concatenate([e * turn + (x + lots) % turn for e, x in enumerate(first)])
         assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= bound
         if len(set(first)) == 1:
-            kept = square_of_told(strategy, turn, width, is_kept=True)
+            kept = square_of_disclosed(strategy, turn, width, is_kept=True)
             assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= kept <= bound * 1.001
 
 
