@@ -106,6 +106,9 @@ BENCHES = (
     Bench(name="schedules", command=("bench/schedules.py",), minutes=3),
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
     Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
+    Bench(
+        name="sampling-schemes", command=("bench/sampling_schemes.py",), minutes=10, lacks=_torch
+    ),
     Bench(name="random-allocation", command=("bench/random_allocation.py",), minutes=15),
     Bench(name="diagnosis", command=("bench/diagnosis.py",), minutes=30),
     Bench(

@@ -16,10 +16,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax_privacy import batch_selection
+from jax_privacy.experimental.monte_carlo import sample_generation
 from jax_privacy.matrix_factorization import buffered_toeplitz, dense, sensitivity, toeplitz
 
 
@@ -73,6 +76,33 @@ def column_of_blt(decays: list[float], scales: list[float], steps: int) -> Any:
     return np.asarray(created.toeplitz_coefs(steps)).tolist()
 
 
+def losses_of_draws(
+    strategy: str,
+    steps: int,
+    apart: int,
+    probability: float,
+    noise: float,
+    column: list[float],
+    present: bool,
+    count: int,
+) -> Any:
+    if strategy == "b_min_sep":
+        lots = batch_selection.BMinSepSampling(probability, steps, apart)
+    else:
+        lots = batch_selection.BallsInBinsSampling(steps, apart)
+    draw = partial(
+        sample_generation.get_privacy_loss_sample,
+        lots,
+        noise,
+        np.asarray(column),
+        positive_sample=present,
+    )
+    if strategy == "b_min_sep":
+        return draw(seed=1 + present, num_samples=count)[0].tolist()
+    source = np.random.default_rng(1 + present)  # its losses of bins take one run at a time
+    return [float(draw(seed=source)[0]) for _ in range(count)]
+
+
 TASKS = {
     task.__name__: task
     for task in (
@@ -86,6 +116,7 @@ TASKS = {
         errors_of_matrix,
         errors_of_column,
         column_of_blt,
+        losses_of_draws,
     )
 }
 
