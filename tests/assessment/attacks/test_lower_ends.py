@@ -207,6 +207,7 @@ _NOISE = {
     "restarted tree": {"kind": "tree", "restart": True},
     "banded": given.BANDED,
     "sqrt": given.ROOT,
+    "bifr": {"kind": "bifr", "bands": 3, "gamma": 0.7},
     "blt": given.BLT,
     "alternating": {"kind": "toeplitz", "coefficients": [1, -0.6, 0.2]},
 }
