@@ -323,8 +323,12 @@ class CallUses:
         ]
         if any("value" in own for own in over):
             return "it steps over what is computed of records together"
+        drawn = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)
+                 and last_name(node.func) == "next" and node.args]  # fmt: skip
+        turns = {innermost_loop(self.script, node) for node in drawn}
         drawing = [i for i, own in enumerate(over) if own & {"data", "lots"}]
-        inner = loops[: drawing[0]] if drawing else []
+        fresh = [i for i, loop in enumerate(loops) if i in drawing or loop in turns]
+        inner = loops[: fresh[0]] if fresh else []
         if any(
             not (isinstance(loop, ast.For) and runs_once(self.values, loop.iter))
             and not calls_any(loop, "next")
@@ -335,8 +339,6 @@ class CallUses:
             return None
         if drawing and not any("lots" in own for own in over):
             return "other_loader"
-        drawn = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)
-                 and last_name(node.func) == "next" and node.args]  # fmt: skip
         if not drawing and not any("lots" in self.kinds.kinds(node.args[0]) for node in drawn):
             return "its lots are not known to be those of the private loader"
         return None

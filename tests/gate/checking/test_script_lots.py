@@ -157,6 +157,8 @@ def test_rows_of_several_records_are_not_certified(line: str, code: str | None) 
         (EACH + "        for _ in range(1):\n    " + STEP.replace("\n", "\n    ").rstrip(), False),
         ("def train(x):\n    for _ in range(n):\n" + STEP + EACH + "        train(x)\n", True),
         ("x = next(iter(loader))\nfor e in range(3):\n    for i in range(9):\n" + STEP, True),
+        ("for e in range(3):\n    x = next(iter(loader))\n    for i in range(9):\n" + STEP, True),
+        ("for e in range(3):\n    x = next(iter(loader))\n    for x in [x] * 9:\n" + STEP, True),
         ("lots = list(loader)\nfor e in range(3):\n    for x in lots:\n" + STEP, True),
         ("import itertools\nit = iter(itertools.cycle(loader))\nfor e in range(3):\n"
          "    for i in range(9):\n        x = next(it)\n" + STEP, True),
