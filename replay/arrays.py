@@ -8,10 +8,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+
+
+class Traced(BaseException):
+    """JAX traces the function that makes a release, so its values are not there to be read."""
+
+    @classmethod
+    def refuse(cls, values: Iterable[Any]) -> None:
+        """Raise if one of ``values`` is a tracer of JAX."""
+        jax = sys.modules.get("jax")
+        if jax is not None and any(isinstance(value, jax.core.Tracer) for value in values):
+            raise cls("replay reads no release inside of jax.vmap, jax.grad or jax.pmap")
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -48,6 +60,7 @@ def array_of(value: Any) -> Any:
     if hasattr(value, "detach"):
         item = value.detach().cpu()
         return (item.float() if str(item.dtype) == "torch.bfloat16" else item).numpy().copy()
+    Traced.refuse([value])
     if "bfloat16" in str(getattr(value, "dtype", "")):
         value = value.astype("float32")
     return np.array(value)

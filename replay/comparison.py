@@ -358,7 +358,7 @@ def _sensitivity(
         norms, moves = [norms], [math.sqrt(sum(move**2 for move in moves))]
     allowed = 1 if neighbour.kind == "removed" else 2
     ratios = [
-        move / norm if norm else math.inf if move else 0.0
+        move / norm if norm and math.isfinite(norm) else math.inf if move else 0.0
         for move, norm in zip(moves, norms, strict=True)
     ]
     worst = max(range(len(moves)), key=ratios.__getitem__)

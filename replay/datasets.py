@@ -14,13 +14,15 @@ lots are thinned to ``job.lot_records`` records.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,9 @@ class Records:
         self._sources: list[list[Any]] = []
         self.masked: tuple[int, list[int]] | None = None
         """Records of the last lot before masking, and the places of the others."""
+        at = self._neighbour
+        if at is not None and at.variables and at.kind != "removed":
+            self._change_variables(at)
 
     def install(self) -> None:
         """Note PyTorch's data sets, loaders and lots from now on."""
@@ -93,14 +98,64 @@ class Records:
             return tuple(without_row(column, at.record) for column in data)
         return tuple(rows.columns[place] for place in range(len(data)))
 
-    def marked_lot(self, places: Any) -> Any:
+    def mark_variables(self, size: int, other_shapes: Collection[tuple[int, ...]]) -> None:
+        """Note that the loop's variables with ``size`` rows are the records, unless it marks these.
+
+        Arrays of ``other_shapes`` are no records.
+        """
+        if self._marked is not None and len(self._marked) == size:
+            return
+        found: dict[str, list[Any]] = {}
+        for frame in self._recorder.lines.frames():
+            for name, value in list(frame.f_locals.items()):
+                held = [item for item in arrays_of(value, size) if item.shape not in other_shapes]
+                if held:
+                    found.setdefault(f"{frame.f_code.co_qualname}.{name}", held)
+        if not found:
+            raise RuntimeError(
+                f"replay saw no variable with the {size} records that the lots are drawn from: "
+                "mark them, x, y = affidavit.records(x, y)"
+            )
+        self._marked = rows = MarkedRows(tuple(item for held in found.values() for item in held))
+        rows.variables = list(found)
+        self.mark_private(rows)
+
+    def _change_variables(self, at: Neighbour) -> None:
+        """Change the record in each variable before the first line that may read it."""
+        lines, rest = self._recorder.lines, dict(enumerate(at.variables))
+        changed: set[int] = set()
+
+        def change(frame: FrameType) -> None:
+            for order, variable in list(rest.items()):
+                function, _, name = variable.rpartition(".")
+                if function != frame.f_code.co_qualname or name not in frame.f_locals:
+                    continue
+                for column, item in enumerate(arrays_of(frame.f_locals[name], at.size), order):
+                    rest.pop(order, None)
+                    view = memory_of(item)
+                    address = np.asarray(view).ctypes.data
+                    if address not in changed and not change_array(view, at, column):
+                        raise RuntimeError(f"replay cannot change {name}, which is read-only")
+                    changed.add(address)
+            if not rest:
+                lines.before_line = None
+
+        lines.before_line = change
+
+    def marked_lot(
+        self, places: Any, rate: float | None = None, *, is_thinned: bool = False
+    ) -> Any:
         """Record a lot of the marked rows, and return its places without the removed record."""
         if self._marked is None:
             return places
         self._recorder.align_generators()
         number = self.number(self._marked)
         drawn = [int(place) for place in places]
-        self._add_draw(drawn, None)
+        sampler = SimpleNamespace(sample_rate=rate, num_samples=len(self._marked))
+        self._add_draw(drawn, sampler)
+        if is_thinned:
+            stride = max(1, -(-len(drawn) // self._recorder.job.lot_records))
+            places, drawn = places[::stride], drawn[::stride]
         lot = [(number, place) for place in drawn]
         self._recorder.add("lot", records=lot, is_private=True)
         at = self._neighbour
@@ -148,12 +203,14 @@ class Records:
         places = range(0, size, max(1, size // 64))
         members = [self.root_of(dataset, place) for place in places]
         root, _ = members[0] if members else (self.number(dataset), 0)
+        sources = self._sources_of(self._datasets[root])
         return {
             "name": type(self._datasets[root]).__name__,
             "size": size,
             "members": members,
             "rows": self._rows_of(dataset, root),
-            "sources": self._sources_of(self._datasets[root]),
+            "sources": sources,
+            "variables": [] if sources else getattr(dataset, "variables", []),
         }
 
     def _rows_of(self, dataset: Any, root: int) -> list[int]:
@@ -194,7 +251,9 @@ class Records:
         self._numbers[id(dataset)] = number = len(self._datasets)
         self._datasets.append(dataset)
         at = self._neighbour
-        if at is None or at.dataset != number or at.sources or at.kind == "removed":
+        if at is None or at.dataset != number or at.kind == "removed":
+            return
+        if at.sources or at.variables:
             return
         with self._recorder.lines.reading():  # its lines run in no other run
             rows = list(row_holders(dataset))
@@ -394,6 +453,7 @@ class MarkedRows:
 
     def __init__(self, columns: tuple[Any, ...]) -> None:
         self.columns = dict(enumerate(columns))
+        self.variables: list[str] = []
         self._size = len(columns[0])
 
     def __len__(self) -> int:
@@ -430,8 +490,9 @@ def size_of(dataset: Any) -> int:
 
 def is_array(value: Any) -> bool:
     """Whether ``value`` is a tensor or array with rows."""
-    is_tensor = hasattr(value, "dtype") and hasattr(value, "shape") and hasattr(value, "ndim")
-    return is_tensor and value.ndim > 0
+    ndim = getattr(value, "ndim", 0)
+    is_tensor = hasattr(value, "dtype") and hasattr(value, "shape")
+    return is_tensor and isinstance(ndim, int) and ndim > 0  # NumPy itself has a function ndim
 
 
 def arrays_in(value: Any) -> Iterator[Any]:
@@ -444,6 +505,38 @@ def arrays_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for item in value[:64]:
             yield from arrays_in(item)
+
+
+def arrays_of(value: Any, size: int) -> list[Any]:
+    """Return the arrays with ``size`` rows in a variable: a container or an object that holds some.
+
+    Keys of random numbers and orders of the rows are no records.
+    """
+    if isinstance(value, ModuleType | type):
+        return []
+    is_object = hasattr(value, "__dict__") and not is_array(value)
+    held = filter(is_array, vars(value).values()) if is_object else arrays_in(value)
+    return [
+        item
+        for item in held
+        if len(item) == size and "key<" not in str(item.dtype) and not is_order(item)
+    ]
+
+
+def is_order(rows: Any) -> bool:
+    """Whether an array has each of the places of its rows once."""
+    if rows.ndim != 1 or "int" not in str(rows.dtype):
+        return False
+    return np.array_equal(np.sort(np.asarray(rows)), np.arange(len(rows)))
+
+
+def memory_of(rows: Any) -> Any:
+    """Return an array of JAX as one that can be changed in place, and others as they are."""
+    if not hasattr(rows, "unsafe_buffer_pointer"):
+        return rows
+    values = np.asarray(rows)
+    memory: Any = (ctypes.c_char * values.nbytes).from_address(rows.unsafe_buffer_pointer())
+    return np.ndarray(values.shape, values.dtype, memory)
 
 
 def row_holders(dataset: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -475,11 +568,7 @@ def change_row(holder: Any, key: Any, rows: Any, at: Neighbour, column: int = 0)
                 rows[place] = item
         else:
             rows[at.record] = changed_item(rows[at.record], rows[at.other], at)
-    elif hasattr(rows, "at") and not hasattr(rows, "flags"):  # of JAX, which changes no array
-        copy = np.array(rows)
-        change_array(copy, at, column)
-        holder[key] = rows * 0 + copy
-    elif not change_array(rows, at, column):
+    elif not change_array(memory_of(rows), at, column):
         copy = rows.copy()
         change_array(copy, at, column)
         holder[key] = copy

@@ -51,6 +51,8 @@ PACKAGES = {
     "torch": ("numpy", "torch", "torch._dynamo"),
     "opacus": ("opacus", "opacus.accountants.analysis.prv", "scipy.special", "scipy.optimize"),
     "lightning": ("torch", "torch._dynamo"),
+    "jax": ("numpy", "jax"),
+    "jax_privacy": ("numpy", "jax", "jax_privacy", "dp_accounting.pld.accountant"),
     "affidavit": ("affidavit.library",),
     "affidavit.trainer": ("torch", "torch._dynamo", "affidavit.trainer"),
 }
@@ -188,6 +190,7 @@ def interpreter(path: str, packages: Sequence[str], others: Sequence[str] = ()) 
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     process = subprocess.Popen(
@@ -277,7 +280,7 @@ def _compare_runs(
             "no_release_seen",
             "the loop made no release that replay knows, and nothing differed.",
             "Mark each release with a line, noisy = affidavit.release(sums, noisy, clip_norm=C, "
-            "noise_multiplier=S). Those of Opacus are found without it.",
+            "noise_multiplier=S). Those of Opacus and jax-privacy are found without it.",
         )
     checks = checks_of(first, findings, moved=largest is not None, unstable=bool(unstable))
     verdicts = {check for _, check in checks}
@@ -375,6 +378,8 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         )
     members = {tuple(item) for data in private for item in data["members"]}
     sources = {data["members"][0][0]: tuple(data["sources"]) for data in private}
+    variables = {data["members"][0][0]: tuple(data["variables"]) for data in private}
+    sizes = {data["members"][0][0]: data["size"] for data in private}
     rows = {data["members"][0][0]: tuple(data["rows"]) for data in private}
     events = [event for event in first["events"] if event["kind"] == "lot"]
     lots = [[tuple(item) for item in event["records"]] for event in events if event["is_private"]]
@@ -414,6 +419,8 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
                 record=record,
                 other=other,
                 sources=sources[dataset],
+                variables=variables[dataset],
+                size=sizes[dataset],
                 drops=kind == "removed" and not has_lots,
             )
             for kind in KINDS
@@ -426,6 +433,8 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
             record=0,
             other=0,
             sources=sources[dataset],
+            variables=variables[dataset],
+            size=sizes[dataset],
             rows=rows[dataset],
         )
         for dataset in sorted({dataset for dataset, _ in chosen})

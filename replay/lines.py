@@ -30,6 +30,8 @@ class LineTrace:
         self._order = array("I")
         self._ran: set[int] = set()
         self._reading = 0
+        self.before_line: Callable[[FrameType], None] | None = None
+        """Is called with the frame of each line of the user's before it runs."""
         self._watch: Callable[[], str] | None = None
         self._watched: list[list[Any]] = []
 
@@ -71,12 +73,15 @@ class LineTrace:
 
     def current(self) -> str | None:
         """Return the innermost line of the user's files, as ``file:line``."""
+        return next(map(self.place_of, self.frames()), None)
+
+    def frames(self) -> Iterator[FrameType]:
+        """Return the frames of the user's files, the innermost first."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if (place := self.place_of(frame)) is not None:
-                return place
+            if self._number(frame.f_code) is not None:
+                yield frame
             frame = frame.f_back
-        return None
 
     def place_of(self, frame: FrameType) -> str | None:
         """Return the line of ``frame``, or None outside of the user's files."""
@@ -116,6 +121,8 @@ class LineTrace:
 
         def on_line(frame: FrameType, event: str, _: Any) -> Any:
             if event == "line":
+                if self.before_line is not None:
+                    self.before_line(frame)
                 place = base | frame.f_lineno
                 self._ran.add(place)
                 if not self._reading:

@@ -83,12 +83,12 @@ class Recorder:
         self, before: Any, after: Any, clip_norm: float, noise_multiplier: float | None
     ) -> Any:
         """Record a release that a line of the loop marks, and return what to continue with."""
+        names, sums = zip(*((name, array_of(item)) for name, item in leaves(before)), strict=True)
         self.begin_release()
-        names, sums = zip(*leaves(before), strict=True)
         first = self.release(
             origin="affidavit.release",
             names=names,
-            sums=[array_of(item) for item in sums],
+            sums=sums,
             noisy=[array_of(item) for _, item in leaves(after)],
             clip_norm=clip_norm,
             noise_std=None if noise_multiplier is None else noise_multiplier * clip_norm,

@@ -24,6 +24,9 @@ from affidavit.replay.recorder import EnoughSteps, Recorder
 from affidavit.replay.settings import Job
 from affidavit.replay.torch_state import TorchState, digest_of, note_objects
 
+PACKAGES = ("numpy", "torch", "opacus", "jax", "jax_privacy")
+"""Packages whose versions are recorded."""
+
 MOST_PRINTED = 20_000
 """Lines of output that are recorded."""
 
@@ -90,7 +93,7 @@ def run_traced(job: Job, program: Callable[[], Any]) -> None:
             "python": platform.python_version(),
             **{
                 name: str(getattr(sys.modules[name], "__version__", ""))
-                for name in ("numpy", "torch", "opacus", "jax")
+                for name in PACKAGES
                 if name in sys.modules
             },
         },
@@ -103,6 +106,8 @@ def prepare() -> None:
         note_objects()
     if "opacus" in sys.modules:
         importlib.import_module("affidavit.replay.opacus_releases")
+    if "jax" in sys.modules:
+        importlib.import_module("affidavit.replay.jax_releases")
     if "affidavit.trainer" in sys.modules:
         importlib.import_module("affidavit.trainer.private_loop")
         importlib.import_module("affidavit.replay.trainer_releases")
@@ -110,10 +115,17 @@ def prepare() -> None:
 
 def _install(recorder: Recorder) -> Records:
     records = Records(recorder)
+    if "jax" in sys.modules:
+        from affidavit.replay import jax_releases
+
+        parameters = jax_releases.install(recorder, records)
+        recorder.state, recorder.value = parameters.digests, parameters.value
     if "torch" not in sys.modules:
         return records
     state = TorchState()
     recorder.state, recorder.keep = state.digests, state.keep
+    if "jax" in sys.modules:
+        state.extra.append(lambda: iter(parameters.digests().items()))
     records.install()
     _align_draws(records)
     _save_by_open()
