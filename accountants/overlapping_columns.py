@@ -147,10 +147,11 @@ def _moments(run: events.OverlappingColumns, moved: float, other: float) -> _Mom
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Grid:
-    """Cells between ``edges``, in deviations of X_t, the first of which has no lower end.
+    """Cells between ``edges``, in deviations of X_t, the first and last of which have no end.
 
     At the edges, ``ratios`` are log ℓ of the record, which rises, and ``others`` and ``drawn`` are
-    log ℓ and r of the other one, which fall; ``h`` is its own. ``left`` and ``right`` are the
+    log ℓ and r of the other one, which fall; ``h`` is its own. A record that does not move the run
+    has no limit above, and the last cell is all that is beyond. ``left`` and ``right`` are the
     masses of the cells as split between their two ends, so that the mean is kept.
     """
 
@@ -187,7 +188,8 @@ class _Grid:
         near = ((upper[1:] * mass - mean) / width).clip(0, None) + 1e-9 * mass
         far = ((mean - upper[:-1] * mass) / width).clip(0, None) + 1e-9 * mass
         left, right = np.append(far[::-1], near), np.append(near[::-1], far)
-        left[0] = right[0] = ndtr(edges[1])
+        left[0] = right[0] = left[-1] = right[-1] = ndtr(edges[1])
+        others[-1] = math.log(law[0])  # which it falls to
         # No mass is zero, whose product with an infinite power would not be a number.
         left, right = np.maximum(left, 1e-300), np.maximum(right, 1e-300)
         return cls(
