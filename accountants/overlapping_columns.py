@@ -49,6 +49,8 @@ _ROUNDING = 1e-11
 _LOG_ROUNDING = 1e-13
 """Allowance for the rounding of log ℓ."""
 _MAX_EXPONENT = 600.0
+_LEAST_MOMENT = 1e-300
+"""What a mean that is too small for a double counts as."""
 
 
 def run_of_columns(event: events.Event) -> events.OverlappingColumns | None:
@@ -118,12 +120,10 @@ def _moments(run: events.OverlappingColumns, moved: float, other: float) -> _Mom
     shifts = moved * grid.deviation * np.arange(3 if moved else 1)
     limits = np.unique(np.searchsorted(edges, np.add.outer(_LIMITS, shifts).ravel()))
     limits = limits[limits < len(edges)]
-    conceded = np.zeros(len(limits))
-    highest = np.full(len(limits), len(edges) - 1)
+    # Without a limit above, the grid's end is one.
+    highest = limits if moved else np.full(len(limits), len(edges) - 1)
+    conceded = _passed(run, grid, moved, edges[highest])
     lowest = np.zeros(len(limits), dtype=np.int64)
-    if moved:
-        highest = limits
-        conceded = conceded + _passed(run, grid, moved, edges[highest])
     if other:
         farther = _FARTHER_BELOW if moved else 0.0
         lowest = np.searchsorted(edges, -edges[limits] - farther)
@@ -135,7 +135,7 @@ def _moments(run: events.OverlappingColumns, moved: float, other: float) -> _Mom
         above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
         sums = below[middle - 1 - lowest] + above[highest - 1 - middle]
         rounding = 2 * _ROUNDING / grid.p + (size + 1) * _LOG_ROUNDING
-        logs[row] = run.steps * (np.log(sums) / grid.p + rounding)
+        logs[row] = run.steps * (np.log(np.maximum(sums, _LEAST_MOMENT)) / grid.p + rounding)
     constants = orders * np.log(orders) - (orders + 1) * np.log(orders + 1)
     return _Moments(
         orders=orders[:, None],
@@ -147,11 +147,10 @@ def _moments(run: events.OverlappingColumns, moved: float, other: float) -> _Mom
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Grid:
-    """Cells between ``edges``, in deviations of X_t, the first and last of which have no end.
+    """Cells between ``edges``, in deviations of X_t, the first of which has no lower end.
 
     At the edges, ``ratios`` are log ℓ of the record, which rises, and ``others`` and ``drawn`` are
-    log ℓ and r of the other one, which fall; ``h`` is its own. A record that does not move the run
-    has no limit above, and the last cell is all that is beyond. ``left`` and ``right`` are the
+    log ℓ and r of the other one, which fall; ``h`` is its own. ``left`` and ``right`` are the
     masses of the cells as split between their two ends, so that the mean is kept.
     """
 
@@ -188,8 +187,7 @@ class _Grid:
         near = ((upper[1:] * mass - mean) / width).clip(0, None) + 1e-9 * mass
         far = ((mean - upper[:-1] * mass) / width).clip(0, None) + 1e-9 * mass
         left, right = np.append(far[::-1], near), np.append(near[::-1], far)
-        left[0] = right[0] = left[-1] = right[-1] = ndtr(edges[1])
-        others[-1] = math.log(law[0])  # which it falls to
+        left[0] = right[0] = ndtr(edges[1])
         # No mass is zero, whose product with an infinite power would not be a number.
         left, right = np.maximum(left, 1e-300), np.maximum(right, 1e-300)
         return cls(
