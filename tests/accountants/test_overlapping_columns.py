@@ -93,3 +93,16 @@ def test_a_rarely_drawn_record_has_ends_less_than_twice_apart() -> None:
     epsilon = certify(plan_from(document), second_opinion=False).epsilon
     assert epsilon is not None
     assert 1.2 < epsilon.upper / epsilon.lower < 2
+
+
+def test_a_moment_below_every_double_bounds_nothing_by_itself() -> None:
+    run = events.OverlappingColumns(
+        own=1.5,
+        others=180.0,
+        largest_other=0.17,
+        draws=1,
+        sampling_probability=0.006,
+        steps=5,
+        noise_multiplier=0.5,
+    )
+    assert OverlappingColumnsCurve(run).delta(0.1).upper == 1.0
