@@ -86,7 +86,7 @@ def blt_row(steps: int, buffers: int, participation: Participation, largest: boo
         return Blt.of(decays.tolist(), scales.tolist(), steps)
 
     most = participation.max_participations(steps)
-    separated = {"min_sep": participation.separation, "most": most}
+    separated = {"min_sep": participation.separation, "max_participations": most}
     return Row(
         name=f"BLT, {buffers} buffers, T = {steps}, k = {most}" + largest * ", largest error",
         participation=participation,
