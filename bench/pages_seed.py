@@ -192,6 +192,7 @@ def copy(engine: Engine, table: str, columns: Sequence[str], rows: Iterable[Sequ
     connection = engine.raw_connection()
     try:
         with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL statement_timeout = 0")  # the service's is for requests
             statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
             with cursor.copy(statement) as target:  # type: ignore[attr-defined]  # psycopg's
                 for row in rows:
