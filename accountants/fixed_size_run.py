@@ -39,13 +39,6 @@ _HALVINGS = 60
 _MAX_EPSILON = 1e9
 
 
-def run_of(event: events.Event) -> events.FixedSizeRun | None:
-    """Return the run of fixed-size lots that is all of ``event``, or None."""
-    if isinstance(event, events.Composed) and len(event.events) == 1:
-        return run_of(event.events[0])
-    return event if isinstance(event, events.FixedSizeRun) else None
-
-
 @dataclass(frozen=True, slots=True)
 class FixedSizeRunCurve:
     """Upper bounds of ``run`` in both orders."""

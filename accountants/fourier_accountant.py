@@ -38,7 +38,7 @@ from affidavit.accountants.bracketing_curves import (
 from affidavit.accountants.chains import ChainedCurve, chained_epsilon, neighbour_event
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fixed_size_run import FixedSizeRunCurve, run_of
+from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
 from affidavit.accountants.fourier.cache import LAW_BYTES, SharedCache
 from affidavit.accountants.fourier.direct_inversion import invert_delta, invert_epsilon
@@ -64,7 +64,7 @@ from affidavit.accountants.fourier.schedules import (
     MAX_KINDS_INVERTED,
 )
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
-from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve, run_of_columns
+from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
 from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
@@ -266,10 +266,15 @@ def _finer_directions(event: events.Event, kinds: int) -> tuple[Direction, ...]:
 
 def run_curve(bound: events.Event) -> PrivacyCurve | None:
     """Return the upper ends of a whole run that only a curve of its own bounds, else None."""
-    if (run := run_of(bound)) is not None:
-        return FixedSizeRunCurve(run)
-    columns = run_of_columns(bound)
-    return None if columns is None else OverlappingColumnsCurve(columns)
+    match bound:
+        case events.Composed(events=(only,)):
+            return run_curve(only)
+        case events.FixedSizeRun():
+            return FixedSizeRunCurve(bound)
+        case events.OverlappingColumns():
+            return OverlappingColumnsCurve(bound)
+        case _:
+            return None
 
 
 def _has_statement(bound: events.Event) -> bool:

@@ -53,13 +53,6 @@ _LEAST_MOMENT = 1e-300
 """What a mean that is too small for a double counts as."""
 
 
-def run_of_columns(event: events.Event) -> events.OverlappingColumns | None:
-    """Return the run of overlapping columns that is all of ``event``, or None."""
-    if isinstance(event, events.Composed) and len(event.events) == 1:
-        return run_of_columns(event.events[0])
-    return event if isinstance(event, events.OverlappingColumns) else None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Moments:
     """Bounds log M, shape (orders, limits), and the probability that each limit concedes.
@@ -151,7 +144,7 @@ class _Grid:
 
     At the edges, ``ratios`` are log ℓ of the record, which rises, and ``others`` and ``drawn`` are
     log ℓ and r of the other one, which fall; ``h`` is its own. ``left`` and ``right`` are the
-    masses of the cells as split between their two ends, so that the mean is kept.
+    masses of the cells as split between their two ends, so that the mean stays.
     """
 
     g: float
