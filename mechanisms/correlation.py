@@ -321,24 +321,18 @@ class Correlation:
     ) -> Iterator[events.Event]:
         """Bounds that keep secret in which of the steps, sampled as ``step``, a record is."""
         longest, pair = _max_column_norm(at.strategy), self._pair
+        drawn, displaces, counts = _independent_draws(step, at.strategy.steps)
+        if drawn is None:
+            return
         # How the draws of a record are counted: its pair, its reach, and more in truncated lots.
-        ways: list[tuple[events.SubsampledPair, float, float, float]] = [(pair, 1.0, 0.0, 0.0)]
-        displaces = isinstance(step, FixedSize)
-        if isinstance(step, FixedSize):
-            drawn = at_most_drawn(step)
-            if drawn is None:
-                return
-            step, ways = drawn, []
+        ways: list[tuple[events.SubsampledPair, float, float, float]] = []
+        if not displaces:
+            ways = [(pair, 1.0, 0.0, 0.0)]
         if isinstance(step, Truncated):
             per_draw = 2.0 if step.neighbours == "add_remove" else 1.0
-            counts = truncated_draw_counts(step, at.strategy.steps)
             ways = [
                 (pair, 1.0, number * per_draw * longest, more) for number, more in counts.items()
             ]
-            displaces = 0 not in counts
-            step = without_truncation(step)
-        if not isinstance(step, Untruncated):
-            return
         replaces = displaces and self.plan.adjacency != "add_remove"
         if displaces:
             # A record that is set to zero is replaced as well, and takes the place of another.
@@ -347,7 +341,7 @@ class Correlation:
             # Moves of a replaced record have no lattice in common with another phase.
             ways, replaces = [way for way in ways if way[0] != "replace_one"], False
         with suppress(TooLarge):
-            mixture = self._participation_mixture(step, at)
+            mixture = self._participation_mixture(drawn, at)
             for pair, reach, beyond, more in ways:
                 moved = displaced_mixture(mixture, beyond)
                 if moved is not None:
@@ -372,14 +366,14 @@ class Correlation:
                     conceded=mixture.conceded,
                 )
         separation = self._phase.sampling.separation
-        is_one = isinstance(step, events.PoissonSubsampledGaussian)
+        is_one = isinstance(drawn, events.PoissonSubsampledGaussian)
         if separation is not None and is_one and self._has_disjoint_columns(at.strategy):
             with suppress(TooLarge):
                 for stretches in STRETCHES_PER_BLOCK:
                     disclosed = disclosed_steps(
                         at.strategy,
                         separation=separation,
-                        probability=step.sampling_probability,
+                        probability=drawn.sampling_probability,
                         stretches=stretches,
                     )
                     if disclosed is not None:
@@ -437,7 +431,9 @@ class Correlation:
         lots, disclosed = None, None
         with suppress(TooLarge):
             stretch = max_stretch(at.strategy, 1)
-            white = log_divergence(at.turn, epochs * stretch**2 * scale)  # bins are kept
+            white = log_divergence(
+                at.turn, epochs * stretch**2 * scale
+            )  # a bin is that of all epochs
             if place is not None:
                 white = epochs * placed_divergence(at.turn, (stretch / joint) ** 2, place)
         with suppress(TooLarge):
@@ -551,19 +547,14 @@ class Correlation:
         """Bounds of a whole run that may draw a record in every step, by products of its steps."""
         if not (self._sampler.fresh and self._is_whole_run):
             return
-        opposite, reach, conceded = float(self._pair == "replace_one"), 1.0, 0.0
-        drawn: events.Leaf | None = step
-        if isinstance(step, Truncated):
-            counts, drawn = truncated_draw_counts(step, at.strategy.steps), without_truncation(step)
-            conceded = counts.get(0, 0.0)
-        if isinstance(step, FixedSize) or (isinstance(step, Truncated) and 0 not in counts):
+        drawn, displaces, counts = _independent_draws(step, at.strategy.steps)
+        if drawn is None:
+            return
+        opposite, reach = float(self._pair == "replace_one"), 1.0
+        if displaces:
             # The record takes the place of another, and a zero takes it without moving further.
             reach = DISTANCE
             opposite = {"add_remove": 0.0, "zero_out": 0.5, "replace_one": 1.0}[self.plan.adjacency]
-        if isinstance(step, FixedSize):
-            drawn = at_most_drawn(step)
-        if not isinstance(drawn, Untruncated):
-            return
         with suppress(TooLarge):
             products = products_by_lag(at.strategy)
             others = 2 * float(products[1:].sum()) * (1 + len(products) * 2.0**-52)
@@ -575,7 +566,7 @@ class Correlation:
                 sampling_probability=drawn.sampling_probability,
                 steps=at.strategy.steps,
                 noise_multiplier=joint / reach * _DOWN,
-                conceded=conceded,
+                conceded=counts.get(0, 0.0),
                 opposite=opposite,
             )
 
@@ -987,6 +978,22 @@ class Correlation:
 @lru_cache(maxsize=8)
 def _attained(correlation: Correlation, joint: float, steps: int) -> events.Event:
     return correlation.find_attained(joint, steps)
+
+
+def _independent_draws(
+    step: events.Leaf, steps: int
+) -> tuple[Untruncated | None, bool, dict[int, float]]:
+    """Return what is drawn for itself in a step, and whether it takes the place of others.
+
+    Draws into truncated lots may be counted instead: by number, with the probability of more. There
+    are no draws if they are not independent, or if all succeed.
+    """
+    if isinstance(step, FixedSize):
+        return at_most_drawn(step), True, {}
+    if isinstance(step, Truncated):
+        counts = truncated_draw_counts(step, steps)
+        return without_truncation(step), 0 not in counts, counts
+    return (step, False, {}) if isinstance(step, Untruncated) else (None, False, {})
 
 
 def _allocated_apart(lots: LotsApart, joint: float) -> events.Event:

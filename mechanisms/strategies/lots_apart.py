@@ -135,17 +135,19 @@ def placed_divergence(lots: int, square: float, place: str) -> float:
 
 
 @lru_cache(maxsize=32)
-def square_of_disclosed(strategy: Strategy, turn: int, width: int, is_kept: bool = False) -> float:
+def square_of_disclosed(
+    strategy: Strategy, turn: int, width: int, is_repeated: bool = False
+) -> float:
     """Return a bound of ‖C_S‖² for S of ⌊b/w⌋ steps of each epoch, w or more apart, cyclically.
 
-    In squared clip norms; b is ``turn`` and w ``width``. If the steps are ``is_kept`` they are at
-    the same places of all epochs. Raises ``TooLarge``.
+    In squared clip norms; b is ``turn`` and w ``width``. Where they are ``is_repeated``
+    they have the same places in all epochs. Raises ``TooLarge``.
     """
     # Steps that are farther apart count as the nearer ones with the largest product.
     by_lag = np.maximum.accumulate(products_by_lag(strategy)[::-1])[::-1]
     lots, epochs = turn // width, -(-strategy.steps // turn)
     # No two steps are nearer than these, which may be neighbours where an epoch ends.
-    starts = np.arange(epochs) * ((lots - 1) * width + (width if is_kept else 1))
+    starts = np.arange(epochs) * ((lots - 1) * width + (width if is_repeated else 1))
     steps = (starts[:, None] + width * np.arange(lots)).ravel()
     size = int(steps[-1]) + 1
     shifts = np.append(by_lag[:size], np.zeros(max(0, size - by_lag.size)))

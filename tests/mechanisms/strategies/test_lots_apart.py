@@ -70,7 +70,7 @@ def test_steps_that_are_told_stretch_no_vector_further(
         steps = np.concatenate([e * turn + (x + lots) % turn for e, x in enumerate(first)])
         assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= bound
         if len(set(first)) == 1:
-            kept = square_of_disclosed(strategy, turn, width, is_kept=True)
+            kept = square_of_disclosed(strategy, turn, width, is_repeated=True)
             assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= kept <= bound * 1.001
 
 
