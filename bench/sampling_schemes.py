@@ -21,7 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -144,6 +144,17 @@ def users_event(records: int, q: float, sigma: float) -> DpEvent:
 
 GAUSSIAN = dp_event.GaussianDpEvent
 BANDED = (1.0, 0.5, 0.25, 0.125)
+AFTER_WAIT = 0.05 / 0.85
+"""The probability of a step after b = 4, with which lots have a twentieth of the records."""
+USERS = Case(
+    name="Poisson, q = 0.02, users of 4 records",
+    sampling={"scheme": "poisson", "probability": 0.02},
+    steps=100,
+    sigma=2.0,
+    loss=partial(in_samples, 0.02, 4),
+    records=4,
+    event=repeated(100, users_event(4, 0.02, 2.0)),
+)
 CASES = (
     Case(
         name="Poisson, q = 0.02",
@@ -186,35 +197,18 @@ CASES = (
         sampling={"scheme": "b_min_sep", "lot_size": 250, "separation": 4},
         steps=100,
         sigma=1.5,
-        loss=partial(apart, 4, 0.05 / 0.85),
+        loss=partial(apart, 4, AFTER_WAIT),
     ),
     Case(
         name="b_min_sep, b = 4, 4 bands",
         sampling={"scheme": "b_min_sep", "lot_size": 250, "separation": 4},
         steps=100,
         sigma=1.5,
-        loss=partial(apart, 4, 0.05 / 0.85),
+        loss=partial(apart, 4, AFTER_WAIT),
         column=BANDED,
     ),
-    Case(
-        name="Poisson, q = 0.02, users of 4 records",
-        sampling={"scheme": "poisson", "probability": 0.02},
-        steps=100,
-        sigma=2.0,
-        loss=partial(in_samples, 0.02, 4),
-        records=4,
-        event=repeated(100, users_event(4, 0.02, 2.0)),
-    ),
-    Case(
-        name="the same, two users a record",
-        sampling={"scheme": "poisson", "probability": 0.02},
-        steps=100,
-        sigma=2.0,
-        loss=partial(in_samples, 0.02, 4),
-        records=4,
-        shared=2,
-        event=repeated(100, users_event(4, 0.02, 2.0)),
-    ),
+    USERS,
+    replace(USERS, name="the same, two users a record", shared=2),
     Case(
         name="fixed size, B/N = 0.02, replaced",
         sampling={"scheme": "fixed_size", "lot_size": 100},
@@ -320,7 +314,7 @@ def of_jax(case: Case, oracle: Oracle) -> tuple[tuple[float, float], float]:
             strategy=scheme,
             steps=case.steps,
             apart=case.sampling.get("separation") or SIZE // case.sampling["lot_size"],
-            probability=0.05 / 0.85,
+            probability=AFTER_WAIT,
             noise=case.sigma,
             column=[*case.column],
             present=present,
