@@ -55,6 +55,7 @@ _TRANSFORM_ROUNDING = 2e-8
 """About a million times the rounding of a release's transform."""
 _LAST_FREQUENCIES = 3.0 * 2.0 ** (np.arange(40) / 5)
 """Frequencies that may be the last, in units of one over the tilted deviation."""
+_FREQUENCIES_AT_ONCE = 8
 _SINC_MONOTONE_END, _MAX_SINC_BEYOND = 2.6, 0.2173
 """sin(x)/x decreases up to the first, and is at most the second beyond it."""
 _NARROW_WIDTH = 1e-5
@@ -372,16 +373,21 @@ def _last_frequency(
     releases: Releases, log_moments: Sequence[float], order: float, deviation: float, room: float
 ) -> tuple[float, float]:
     """Return a frequency from which on all are left out, and log of a bound of their sum."""
-    thetas = _LAST_FREQUENCIES / deviation
-    logs = -np.log(math.pi * thetas)
-    for (law, count), log_moment in zip(releases, log_moments, strict=True):
-        halves, weights = law.layers(order, log_moment)
-        less = (1.0 - _sinc_bound(np.outer(thetas, halves))) @ weights
-        logs += count * np.log1p(-np.clip(less, 0.0, 1.0) * (1 - 2 * _MAX_MOMENT_ERROR))
-    enough = int(np.argmax(logs <= room))
-    if logs[enough] > room:
-        raise Unanswered
-    return float(thetas[enough]), float(logs[enough])
+    layers = [
+        (*law.layers(order, log_moment), count)
+        for (law, count), log_moment in zip(releases, log_moments, strict=True)
+    ]
+    # Where many releases are composed, one of the first is enough.
+    for start in range(0, _LAST_FREQUENCIES.size, _FREQUENCIES_AT_ONCE):
+        thetas = _LAST_FREQUENCIES[start : start + _FREQUENCIES_AT_ONCE] / deviation
+        logs = -np.log(math.pi * thetas)
+        for halves, weights, count in layers:
+            less = (1.0 - _sinc_bound(np.outer(thetas, halves))) @ weights
+            logs += count * np.log1p(-less.clip(0.0, 1.0) * (1 - 2 * _MAX_MOMENT_ERROR))
+        enough = int(np.argmax(logs <= room))
+        if logs[enough] <= room:
+            return float(thetas[enough]), float(logs[enough])
+    raise Unanswered
 
 
 def _sinc_bound(x: Array) -> Array:

@@ -34,6 +34,9 @@ _ELLIPSE_CELLS, _DENSITY_CELLS = 48, 128
 """Cells on which an integrand on an ellipse is bounded, and cells of a density."""
 _CHUNK_TERMS = 256
 """Terms that are summed before others are added."""
+_ELLIPSE_EDGES = np.linspace(-1.0, 1.0, _ELLIPSE_CELLS + 1)
+_ELLIPSE_HEIGHTS = np.sqrt(1.0 - np.minimum(_ELLIPSE_EDGES[1:] ** 2, _ELLIPSE_EDGES[:-1] ** 2))
+"""Ends of the cells, and the largest height of an ellipse over each, in units of its half axes."""
 _ELLIPSE_SHARES = 0.55 ** np.arange(7)
 """Ellipses that are tried, as shares of the widest."""
 _SQRT_TAU = math.sqrt(2 * math.pi)
@@ -157,9 +160,8 @@ class AnalyticPart:
         b = min(6.0, 2.6 / mu) * _ELLIPSE_SHARES[:, None]
         radius = b / self.half + np.hypot(1.0, b / self.half)
         reach = self.half * (radius + 1 / radius) / 2
-        unit = np.linspace(-1.0, 1.0, _ELLIPSE_CELLS + 1)
-        edges = self.middle + reach * unit
-        across = b * np.sqrt(1.0 - np.minimum(unit[1:] ** 2, unit[:-1] ** 2))
+        edges = self.middle + reach * _ELLIPSE_EDGES
+        across = b * _ELLIPSE_HEIGHTS
         density = np.zeros(across.shape)
         for weight, mean in law.p_mixture:
             ends = np.exp(-((edges - mean) ** 2) / 2)
@@ -212,7 +214,7 @@ class AnalyticPart:
             density += (weight / _SQRT_TAU) * np.minimum(ends[1:], ends[:-1])
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             heights = np.exp(order * losses[:-1] - log_moment) * density / self._steepest(z)
-        heights = np.nan_to_num(heights, posinf=0.0) * (1 - 1e-9)
+        heights = np.where(heights < np.inf, heights, 0.0) * (1 - 1e-9)
         top = int(np.argmax(heights))
         heights[: top + 1] = np.minimum.accumulate(heights[top::-1])[::-1]
         heights[top:] = np.minimum.accumulate(heights[top:])
