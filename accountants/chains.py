@@ -66,6 +66,8 @@ def _neighbour_leaf(leaf: Group) -> events.Leaf | None:
             pair=leaf.pair,
         )
     if isinstance(leaf, events.WithoutReplacementGroupGaussian):
+        if leaf.zeroed:
+            return None
         return events.WithoutReplacementGaussian(
             dataset_size=leaf.dataset_size,
             sample_size=leaf.sample_size,

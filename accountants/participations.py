@@ -307,6 +307,8 @@ def distance_if_drawn(leaf: events.Leaf) -> float:
         case events.WithoutReplacementGaussian() | events.TruncatedPoissonGaussian():
             # A record in a truncated sample displaces another one.
             return 2.0
+        case events.WithoutReplacementGroupGaussian(zeroed=True):
+            return float(leaf.records)
         case events.WithoutReplacementGroupGaussian() | events.TruncatedPoissonGroupGaussian():
             return 2.0 * leaf.records
         case events.BallsInBinsGaussian():

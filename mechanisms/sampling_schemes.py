@@ -511,12 +511,14 @@ def _fixed_size(plan: Plan, index: int) -> Sampled:
         return result
 
     def run(joint: float, steps: int) -> events.Event:
-        sampled = events.Repeated(event=result.event(joint), count=steps)
+        drawn = result.event(joint)
+        sampled = events.Repeated(event=drawn, count=steps)
         known = events.Repeated(
             event=events.Gaussian(noise_multiplier=joint / result.distance), count=steps
         )
-        if plan.dataset.records_per_unit > 1:
-            return events.EitherBound(events=(sampled, known))
+        if isinstance(drawn, events.WithoutReplacementGroupGaussian):
+            zeroed = events.Repeated(event=replace(drawn, zeroed=True), count=steps)
+            return events.EitherBound(events=(sampled, zeroed, known))
         placed = events.ReplacedAllocationGaussian(
             bins=1,
             noise_multiplier=joint,

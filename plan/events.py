@@ -194,13 +194,15 @@ class WithoutReplacementGroupGaussian(_Validated):
     """``WithoutReplacementGaussian`` for users with at most ``records`` records.
 
     Neighbours differ in all records of one user. K of them are drawn, K hypergeometric, and move
-    the sum by at most 2K clip norms. Source: docs/theorems/without-replacement.md.
+    the sum by at most 2K clip norms. With ``zeroed`` the records contribute nothing in one of the
+    two data sets, so that these are K apart. Source: docs/theorems/without-replacement.md.
     """
 
     records: int
     dataset_size: int
     sample_size: int
     noise_multiplier: float
+    zeroed: bool = False
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)

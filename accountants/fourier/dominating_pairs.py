@@ -280,6 +280,8 @@ def _has_two_orders(leaf: events.Leaf) -> bool:
             return leaf.pair == "add_remove"
         case events.TruncatedPoissonGaussian() | events.TruncatedPoissonGroupGaussian():
             return leaf.neighbours != "replace_one"
+        case events.WithoutReplacementGroupGaussian():
+            return leaf.zeroed
     return False
 
 
@@ -303,7 +305,7 @@ def _law(leaf: events.Leaf, side: Side, lots: Lots = "revealed") -> tuple[LossLa
         case events.WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
             return worse_of_both(sample / size, 1, leaf.noise_multiplier), 0.0
         case events.WithoutReplacementGroupGaussian():
-            return fixed_lot_law(leaf), 0.0
+            return fixed_lot_law(leaf, restored=side == "add"), 0.0
         case events.TruncatedPoissonGaussian():
             return hidden_law(leaf, side) if lots == "hidden" else (truncated_law(leaf, side), 0.0)
         case events.TruncatedPoissonGroupGaussian():

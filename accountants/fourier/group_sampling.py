@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from affidavit.accountants.fourier.loss_laws import (
     NormalMixtureLaw,
     RevealedMixtureLaw,
     WorseOfBothLaw,
+    log_mixture,
 )
 from affidavit.accountants.fourier.privacy_loss import Array, LossLaw, Mixture, NormalPair
 from affidavit.plan import events
@@ -231,6 +232,71 @@ class ReplacedGroupLaw(NormalPair):
         return sum((one.rounding(side) for side in sides), 64.0 + 8.0 * np.abs(edges))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ZeroedLaw(NormalPair):
+    """The loss law of (1-q) N(0) + q N(2μ) against (1-q) N(0) + q N(μ), for losses above zero.
+
+    q is ``probability`` and μ ``records`` / ``noise_multiplier``. Where ``restored`` the order is
+    the reverse, reflected so that the loss increases in z, for losses below zero. On the other side
+    of zero the loss does not increase everywhere.
+    """
+
+    probability: float
+    records: int
+    noise_multiplier: float
+    restored: bool = False
+
+    @property
+    def _reach(self) -> float:
+        return self.records / self.noise_multiplier
+
+    @property
+    def mu(self) -> float:
+        """The distance by which the user moves the sum, in standard deviations of the noise."""
+        return 2 * self._reach
+
+    @property
+    def bounding_line(self) -> tuple[float, float]:
+        """A line above the loss from z = μ on, as slope and height."""
+        return self.mu, -self.mu * self.mu / 2
+
+    @property
+    def mixtures(self) -> tuple[Mixture, Mixture]:
+        """P and Q."""
+        sign, q = (-1.0 if self.restored else 1.0), self.probability
+        two, one = (((1 - q, 0.0), (q, sign * times * self._reach)) for times in (2, 1))
+        return (one, two) if self.restored else (two, one)
+
+    def loss(self, z: Array) -> Array:
+        """Return the loss (nats) at ``z``, both of shape (n,)."""
+        mu, at = self._reach, -z if self.restored else z
+        two, one = (
+            log_mixture(times * mu * at - (times * mu) ** 2 / 2, self.probability)
+            for times in (2, 1)
+        )
+        return one - two if self.restored else two - one
+
+    def inverse_loss(self, losses: Array) -> Array:
+        """Return the z at which the loss is ``losses``, of the law's sign; both of shape (n,)."""
+        z = (np.abs(losses) + self._excess(losses)) / self._reach + 1.5 * self._reach
+        return np.asarray(-z if self.restored else z)
+
+    def _excess(self, losses: Array) -> Array:
+        """Return μz - 3μ²/2 less the loss, at z where the loss is ``losses``, shape (n,).
+
+        x = e^{μz - μ²/2} solves q e^{-μ²} x² - q e^l x = (1-q)(e^l - 1).
+        """
+        size, mu, q = np.abs(losses), self._reach, self.probability
+        share = 4 * math.exp(-mu * mu) * (1 - q) / q
+        root = np.sqrt(1 + share * np.exp(-size) * -np.expm1(-size))
+        return np.asarray(np.log1p((root - 1) / 2))
+
+    def _edge_roundings(self, edges: Array, z: Array) -> Array:
+        """Bound the rounding of z by its terms, and the slope of the loss by 2μ."""
+        terms = np.abs(edges) + self._excess(edges) + self.mu * self.mu
+        return 64.0 + 16.0 * terms + 8.0 * self.mu * np.abs(z)
+
+
 def _in_blocks(function: Callable[[Array], Array], values: Array, weights: int) -> Array:
     """Return ``function`` of ``values`` (n,), which needs a table of n by ``weights`` doubles."""
     length = max(1, _MAX_TABLE_DOUBLES // weights)
@@ -286,25 +352,37 @@ def max_likely_draws(weights: tuple[float, ...]) -> int:
 
 
 def fixed_lot_pair(leaf: events.WithoutReplacementGroupGaussian, *, added: bool) -> GroupMixtureLaw:
-    """Return the law of one pair of data sets: all other records lie at -1, the user's at ±1."""
+    """Return the law of one pair of data sets: all other records lie at -1, the user's at ±1.
+
+    If the user's are ``zeroed``, others lie at 0, and the user's at 1 or 0.
+    """
     return GroupMixtureLaw(
-        noise_multiplier=leaf.noise_multiplier / 2,
+        noise_multiplier=leaf.noise_multiplier if leaf.zeroed else leaf.noise_multiplier / 2,
         weights=hypergeometric_weights(leaf),
         added=added,
     )
 
 
-def fixed_lot_law(leaf: events.WithoutReplacementGroupGaussian) -> LossLaw:
-    """Return a law that dominates one release of a lot of fixed size."""
-    return displacement_law(hypergeometric_weights(leaf), leaf.noise_multiplier)
+def fixed_lot_law(leaf: events.WithoutReplacementGroupGaussian, *, restored: bool) -> LossLaw:
+    """Return a law that dominates one release of a lot of fixed size.
+
+    If the user's records are ``zeroed``, ``restored`` is the order in which P has the zeros.
+    """
+    profile = partial(_worse_of_zeroed, restored=restored) if leaf.zeroed else worse_of_both
+    return displacement_law(hypergeometric_weights(leaf), leaf.noise_multiplier, profile)
 
 
-def displacement_law(weights: tuple[float, ...], noise_multiplier: float) -> LossLaw:
+def displacement_law(
+    weights: tuple[float, ...],
+    noise_multiplier: float,
+    profile: Callable[[float, int, float], LossLaw] | None = None,
+) -> LossLaw:
     """Return a law for users of whom K records displace others; ``weights`` are P(K = k).
 
     K is revealed if it is positive, and each K has a part of the lots without the user. A lot of
     the part of k has k records of the user with probability P(K = k) over the part. Any parts that
-    add up to one are sound; these make the χ² divergence about least.
+    add up to one are sound; these make the χ² divergence about least. ``profile`` returns the law
+    of K records that are drawn with a probability; by default they are replaced.
     """
     chances = np.array(weights[1:])
     moves = np.arange(1, len(chances) + 1)
@@ -316,7 +394,7 @@ def displacement_law(weights: tuple[float, ...], noise_multiplier: float) -> Los
     parts = _parts(chances, np.sqrt(np.expm1(exponents)))
     rates = np.minimum(chances / parts * (1 + _PARTS_ROUNDING), 1.0)
     first, *others = (
-        worse_of_both(float(rate), int(move), noise_multiplier)
+        (profile or worse_of_both)(float(rate), int(move), noise_multiplier)
         for rate, move in zip(rates, moves, strict=True)
     )
     law: LossLaw = first
@@ -356,4 +434,37 @@ def worse_of_both(probability: float, records: int, noise_multiplier: float) -> 
     half = records / noise_multiplier
     return WorseOfBothLaw(
         remove=remove, add=add, atom=(1 - probability) * math.erf(half * math.sqrt(0.5))
+    )
+
+
+def _worse_of_zeroed(
+    probability: float, records: int, noise_multiplier: float, *, restored: bool
+) -> LossLaw:
+    """Return the convex profile of ``records`` that are zero in one of two data sets.
+
+    They are drawn with ``probability``. P has them or, if ``restored``, the zeros.
+    """
+    if probability == 1:
+        return NormalMixtureLaw(
+            kind="gaussian", noise_multiplier=noise_multiplier, distance=float(records)
+        )
+    near = NormalMixtureLaw(
+        kind="remove" if restored else "add",
+        noise_multiplier=noise_multiplier,
+        sampling_probability=probability,
+        distance=float(records),
+    )
+    far = ZeroedLaw(
+        probability=probability,
+        records=records,
+        noise_multiplier=noise_multiplier,
+        restored=restored,
+    )
+    # The atom lies between the places of a loss of zero, half of the distance and three halves from
+    # the middle.
+    half = records / noise_multiplier * math.sqrt(0.125)
+    return WorseOfBothLaw(
+        remove=near if restored else far,
+        add=far if restored else near,
+        atom=(1 - probability) * (math.erf(half) + math.erf(3 * half)) / 2,
     )

@@ -80,12 +80,12 @@ class NormalMixtureLaw(NormalPair):
             case "gaussian":
                 return mu * z - mu * mu / 2
             case "remove":
-                return _log_mixture(mu * z - mu * mu / 2, q)
+                return log_mixture(mu * z - mu * mu / 2, q)
             case "add":
-                return -_log_mixture(-mu * z - mu * mu / 2, q)
+                return -log_mixture(-mu * z - mu * mu / 2, q)
             case "replace":
-                up = _log_mixture(mu * z - mu * mu / 2, q)
-                return up - _log_mixture(-mu * z - mu * mu / 2, q)
+                up = log_mixture(mu * z - mu * mu / 2, q)
+                return up - log_mixture(-mu * z - mu * mu / 2, q)
 
     def inverse_loss(self, losses: Array) -> Array:
         """Return the z at which the loss is ``losses`` (increasing), both of shape (n,)."""
@@ -128,7 +128,7 @@ class NormalMixtureLaw(NormalPair):
         return 8.0 * np.abs(edges) + slopes * (np.abs(z) + mu) * (8.0 + 2.0 * mu * mu)
 
 
-def _log_mixture(exponent: Array, q: float) -> Array:
+def log_mixture(exponent: Array, q: float) -> Array:
     """Return log(1 - q + q·exp(exponent)) without overflow or cancellation."""
     small = np.minimum(exponent, 30.0)
     near = np.log1p(q * np.expm1(small))
@@ -137,7 +137,7 @@ def _log_mixture(exponent: Array, q: float) -> Array:
 
 
 def _inverse_log_mixture(losses: Array, q: float) -> Array:
-    """Return the exponent at which ``_log_mixture`` is ``losses``; -inf below log(1-q).
+    """Return the exponent at which ``log_mixture`` is ``losses``; -inf below log(1-q).
 
     (e^l - (1-q))/q is computed as 1 + expm1(l)/q near l = 0, as e^l - (1-q) where l is well below
     0 (there both terms are exact to an ulp of e^l), and in logarithms where e^l would overflow.

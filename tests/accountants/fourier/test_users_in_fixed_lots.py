@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -90,6 +91,29 @@ def test_no_pair_of_data_sets_exceeds_the_curve_and_one_is_its_lower_end(
     lower = np.array([bracket.lower for bracket in brackets])
     assert np.all(lower <= attained + QUADRATURE)
     assert lower == pytest.approx(attained, rel=1e-3, abs=QUADRATURE)
+
+
+@pytest.mark.ordinary("2-6-3-*")
+@pytest.mark.parametrize(
+    ("records", "size", "lot", "sigma"), [(2, 6, 3, 1.2), (3, 7, 2, 2.0), (4, 6, 3, 0.8)]
+)
+def test_no_user_who_is_set_to_zero_exceeds_the_curve(
+    records: int, size: int, lot: int, sigma: float
+) -> None:
+    """Others on either side of the user's records, or anywhere; nobody else is the lower end."""
+    rng, some = np.random.default_rng(size * lot), slice(1, 4, 2)
+    curve = FourierAccountant().curve(replace(leaf(records, size, lot, sigma), zeroed=True))
+    brackets = [curve.delta(math.log(alpha)) for alpha in ALPHAS[some]]
+    for trial in range(9):
+        data = np.full(size, (-1.0, 0.0, 1.0)[trial]) if trial < 3 else rng.uniform(-1, 1, size)
+        data[:records] = 1.0 if trial < 6 else rng.choice([-1.0, 1.0], records)
+        zeroed = np.where(np.arange(size) < records, 0.0, data)
+        both = output(data, lot, sigma), output(zeroed, lot, sigma)
+        shown = np.maximum(hockey_stick(*both), hockey_stick(*both[::-1]))[some]
+        assert np.all(shown <= [bracket.upper + QUADRATURE for bracket in brackets])
+        if trial == 1:
+            lower = [bracket.lower for bracket in brackets]
+            assert lower == pytest.approx(shown, rel=1e-3, abs=QUADRATURE)
 
 
 @pytest.mark.soak
