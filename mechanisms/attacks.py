@@ -16,7 +16,8 @@ lots                       what attains the lower end
 ``cyclic``                 the same in the steps of its lots, at one place in all phases
 ``shuffled``               others nothing (opposite under replace_one); or others opposite, and
                            the test counts epochs whose largest sum is large
-``balls_in_bins``          others nothing, and the record or nothing, also under replace_one
+``balls_in_bins``          others nothing, and the record or nothing, also under replace_one; of
+                           users, the sum of a score of each bin
 ``random_allocation``      others nothing, and the record or nothing; or the sum of all steps
 ``cyclic_poisson``         the record in steps of its group, which the attacker knows: it may be a
                            hash of the record
@@ -152,10 +153,11 @@ class Attack:
                     f"The test counts the epochs whose largest sum of {lots} lots along this "
                     f"direction is above a threshold, of {number} in all."
                 )
-            case (events.AllocatedRecord(steps=steps), number):
+            case (events.AllocatedRecord(steps=steps, distinct=distinct), number):
+                what = "steps" if distinct == 1 else "lots, each that of a bin in whole epochs"
                 result.append(
                     "The test adds up a score of the sum along this direction for each of "
-                    f"{steps * number} steps."
+                    f"{steps * number} {what}."
                 )
             case None:
                 result.append(
@@ -210,6 +212,8 @@ def _attacks_on_sums(closed: Lowered) -> Iterator[Attack]:
             phases[sums].append(index)
     for sums, number in times.items():
         one = PhaseAttack(records=1, absent=0.0)
+        if isinstance(sums, events.AllocatedRecord) and sums.distinct < 1:
+            one = PhaseAttack(records=sums.participations, absent=0.0)
         if isinstance(sums, events.ShuffledEpoch):
             one = PhaseAttack(records=1, absent=0.0 if sums.without else -1.0, others="opposite")
         yield Attack(

@@ -622,6 +622,21 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
             attained_at=joint / math.sqrt(whole) * (1 + 4 * 2.0**-53) if rest else None,
         )
 
+    def attack(joint: float, steps: int) -> tuple[events.AllocatedRecord, int]:
+        whole = steps // bins
+        afresh = phase.sampling.bins_drawn == "each_epoch"
+        return (
+            events.AllocatedRecord(
+                steps=bins,
+                participations=records,
+                noise_multiplier=joint if afresh else joint / math.sqrt(whole) * _UP,
+                distinct=math.prod(1 - taken / bins for taken in range(records)) * (1 - 1e-12),
+            ),
+            whole if afresh else 1,
+        )
+
+    records = plan.dataset.records_per_unit
+    is_shown = 1 < records < bins and (schedule.steps(plan, phase) or 0) >= bins
     return Sampled(
         event=lambda joint: events.Gaussian(noise_multiplier=joint / distance),
         times=epochs,
@@ -633,6 +648,7 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
         "the realised one",
         run=allocation if amplified else None,
         attained=allocation if bins > 1 and not amplified else None,
+        attack=attack if is_shown else None,
     )
 
 

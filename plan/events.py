@@ -340,12 +340,14 @@ class AllocatedRecord:
     """An attack, not an event: it tests whether a sum of scores of the steps is large.
 
     A record adds one clip norm to ``participations`` of ``steps``, every such set with the same
-    probability, or nothing. Source: docs/theorems/random-allocation.md, Theorem 9.
+    probability, or nothing. So do the records of a user, one step each, if no two are in one step,
+    which has the probability ``distinct``. Source: docs/theorems/random-allocation.md, Theorem 9.
     """
 
     steps: int
     participations: int
     noise_multiplier: float
+    distinct: float = 1.0
 
 
 TestedSums = ShuffledEpoch | AllocatedRecord

@@ -102,24 +102,35 @@ class ScoreAttack:
         """Return ``[lower, 1]`` of δ at ``epsilon`` (nats); raises ``ValueError`` if ε < 0."""
         require_epsilon(epsilon)
         best = 0.0
-        for side in SIDES:
+        for side in self._sides:
             saddle = self._saddle(side, lambda pair: pair.at_epsilon(epsilon), _delta_at(epsilon))
             rates = Lattice.of(saddle).rates()
-            gains = rates.true - np.exp(np.minimum(0.0, rates.log_false + epsilon))
+            gains = self._distinct * rates.true - np.exp(np.minimum(0.0, rates.log_false + epsilon))
             best = max(best, float(gains.max(initial=0.0)))
         return Bracket(lower=best * (1 - ROUNDING), upper=1.0)
 
     def tests(self, delta: float) -> Iterator[tuple[float, ScoreTest]]:
         """Yield ε (nats) at ``delta`` and the test for each side."""
-        for side in SIDES:
+        for side in self._sides:
             saddle = self._saddle(side, lambda pair: pair.at_delta(delta), _epsilon_at(delta))
             lattice = Lattice.of(saddle)
             rates = lattice.rates()
-            gains = np.full(rates.true.size, -math.inf)
-            shown = rates.true > delta
-            gains[shown] = np.log(rates.true[shown] - delta) - rates.log_false[shown]
+            true = self._distinct * rates.true
+            gains = np.full(true.size, -math.inf)
+            shown = true > delta
+            gains[shown] = np.log(true[shown] - delta) - rates.log_false[shown]
             best = int(gains.argmax())
             yield float(gains[best]), lattice.test(int(rates.thresholds[best]))
+
+    @property
+    def _sides(self) -> tuple[Side, ...]:
+        """The orders in which the law of the sum is known, or bounded, with the record."""
+        return SIDES if self.record.distinct == 1 else ("remove",)
+
+    @property
+    def _distinct(self) -> float:
+        """The probability that the record's steps are distinct in all phases, rounded down."""
+        return self.record.distinct**self.times * (1 - ROUNDING * (self.record.distinct < 1))
 
     def _saddle(
         self, side: Side, search: Callable[[Pair], Saddle], gain: Callable[[Saddle], float]

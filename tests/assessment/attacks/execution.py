@@ -22,7 +22,6 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, logsumexp
 
 from affidavit.accountants import CountingAttack, ScoreAttack, parts
-from affidavit.accountants.random_allocation import ScoreTest
 from affidavit.mechanisms import Attack, PhaseAttack, add_same_lot_blocks
 from affidavit.plan import (
     Selection,
@@ -171,7 +170,7 @@ class Execution:
             case (events.ShuffledEpoch() as epoch, times):
                 return self._count_epochs(epoch, times, runs, delta)
             case (events.AllocatedRecord() as record, times):
-                return self._add_scores(ScoreAttack(record, times).test(delta), runs)
+                return self._add_scores(record, times, runs, delta)
         selection = self.attack.run.extra.selection
         if selection is None:
             return Executed(self._losses(runs, True), self._losses(runs, False))
@@ -191,12 +190,19 @@ class Execution:
             outcomes.append(ends)
         return Selected(*outcomes)
 
-    def _add_scores(self, test: ScoreTest, runs: int) -> Executed:
-        outcomes = []
+    def _add_scores(
+        self, record: events.AllocatedRecord, times: int, runs: int, delta: float
+    ) -> Executed:
+        test = ScoreAttack(record, times).test(delta)
+        passes, outcomes = times // len(self.attack.counted), []
         for present in (True, False):
             cells = np.zeros(runs, dtype=np.int64)
             for phase in (self.phases[index] for index in self.attack.counted):
-                seen = phase.release(runs, present)[:, :, 0] / phase.sigma
+                # The outputs of a bin that is the same in several epochs are one sum.
+                together = phase.steps // record.steps // passes
+                seen = phase.release(runs, present)[:, : passes * together * record.steps, 0]
+                seen = seen.reshape(runs, passes, together, record.steps).sum(axis=2)
+                seen = seen.reshape(runs, -1) / (phase.sigma * math.sqrt(together))
                 scores = np.searchsorted(test.edges, seen, side="right")
                 if test.side == "add":
                     scores = test.edges.size - scores

@@ -169,6 +169,16 @@ CASES: dict[str, Callable[[], Plan]] = {
     "bins, fresh": lambda: small(given.FRESH_BINS, 1.0, 6),
     "bins, replaced": lambda: small(given.BINS, 1.5, 8, **REPLACED),
     "bins, users": lambda: small(given.BINS, 1.5, 8, records=3),
+    "bins, users, scores": lambda: small(
+        {"scheme": "balls_in_bins", "lot_size": 1}, 0.9, 130, records=2, size=60, delta=0.01
+    ),
+    "bins, users, scores, fresh": lambda: small(
+        {"scheme": "balls_in_bins", "lot_size": 1, "bins_drawn": "each_epoch"},
+        *(0.7, 130),
+        records=2,
+        size=60,
+        delta=0.01,
+    ),
     "groups": lambda: small(given.GROUPS, 1.5, 8),
     "groups, replaced": lambda: small(given.GROUPS, 3.0, 8, **REPLACED),
     "groups, users": lambda: small(given.GROUPS, 3.0, 8, records=2),
