@@ -33,6 +33,7 @@ import numpy as np
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import adjusted
+from affidavit.accountants.pattern_pairs import log_moment_of_pairs
 from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
@@ -152,7 +153,7 @@ def log_moment(run: events.SampledColumns, order: int) -> float:
     lags = max(run.separation, len(run.products)) - 1
     transitions = None if run.beyond else _transitions(order, run.separation, lags)
     if transitions is None:
-        return _log_moment_of_stretches(run, order)
+        return min(_log_moment_of_stretches(run, order), log_moment_of_pairs(run, order))
     products = np.zeros(lags + 1)
     products[: len(run.products)] = np.array(run.products) / run.noise_multiplier**2
     exponents = transitions.meetings @ products
@@ -425,7 +426,8 @@ class BoundedByOrder:
             else:
                 for curve in self.added:
                     with suppress(AccountantError):
-                        added = min(added, answer(curve).upper)
+                        if math.isinf(upper) or is_below(curve, upper):
+                            added = min(added, answer(curve).upper)
         upper = min(upper, max(removed, added))
         if error is not None and math.isinf(upper):
             raise error

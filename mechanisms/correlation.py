@@ -157,7 +157,7 @@ STRETCHES_PER_BLOCK = 1, 2, 4, 8
 MAX_OVERLAPS = 6
 """Later steps that share rows up to which the moments of a run are computed, where a record may be
 in all of them."""
-_LAGS_PER_SEPARATION = 4
+_LAGS_PER_SEPARATION = 64
 """Least distances of two participations of a record for which products are told apart."""
 NEGLIGIBLE_PROBABILITY = 1e-12
 """A probability of more participations that is below every δ of a plan."""
@@ -545,7 +545,7 @@ class Correlation:
         self, step: events.Leaf, at: CorrelatedRun, joint: float
     ) -> Iterator[events.Event]:
         """Bounds of a whole run that may draw a record in every step, by products of its steps."""
-        if not (self._sampler.fresh and self._is_whole_run):
+        if not (self._may_be_in_any_step and self._is_whole_run):
             return
         drawn, displaces, counts = _independent_draws(step, at.strategy.steps)
         if drawn is None:

@@ -481,7 +481,7 @@ class SampledColumns(_Validated):
     ``products``[d] squared clip norms, and of ``beyond`` if they are further apart.
     ``noise_multiplier`` is the noise standard deviation over the clip norm. It bounds the order of
     hypotheses in which the record is present.
-    Source: docs/theorems/correlated-noise.md, Theorem 16.
+    Source: docs/theorems/correlated-noise.md, Theorems 16 and 28.
     """
 
     products: tuple[float, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import reduce
@@ -23,8 +23,10 @@ from affidavit.accountants.column_moments import (
     log_moment,
     moment_of_stretches,
 )
-from affidavit.accountants.fourier_accountant import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant, run_curve
 from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.pattern_pairs import log_moment_of_pairs
+from affidavit.assessment import certify
 from affidavit.checker import dominating_pairs
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.strategies.disclosed_steps import disclosed_steps
@@ -192,7 +194,8 @@ def test_each_bound_of_a_user_contains_what_enumerated_records_cost(
         both, strategy(coefficients, 4), 1.5, 0.6, replaced=adjacency == "replace_one"
     )
     for bound in bounds:
-        assert FourierAccountant().curve(bound).delta(0.6).upper >= truth - error
+        curve = run_curve(bound) or FourierAccountant().curve(bound)
+        assert curve.delta(0.6).upper >= truth - error
 
 
 def futures(history: tuple[int, ...], steps: int, p: float, separation: int) -> Patterns:
@@ -278,8 +281,52 @@ def test_a_moment_of_stretches_is_above_that_of_enumerated_records(p: float, ord
         finite = [bound for bound in bounds.values() if bound < math.inf]
         assert len(finite) >= 4
         assert min(finite) >= truth
+        # Pairs of records lose where they are, of which the last products have little.
+        assert truth <= log_moment_of_pairs(run, order) <= 3 * truth + 0.1
         # What is lost are products of a record's own parts, and chances that adapt.
         assert log_moment(run, order) <= 2.2 * truth + 0.05
+
+
+def test_pairs_of_records_that_meet_everywhere_alike_cost_no_more_than_they_do() -> None:
+    # With one product r the exponent is r times what pairs of participations there are.
+    r, p, separation, steps, order = 0.3, 0.05, 4, 11, 6
+    run = events.SampledColumns(
+        products=(r,),
+        beyond=r,
+        sampling_probability=p,
+        separation=separation,
+        steps=steps,
+        noise_multiplier=1.0,
+    )
+    drawn = futures((0,) * separation, steps, p, separation)
+    law = np.bincount([sum(row) for _, row in drawn], [chance for chance, _ in drawn])
+    truth = 0.0
+    for parts in combinations_with_replacement(range(len(law)), order):
+        ways = math.factorial(order) / math.prod(map(math.factorial, Counter(parts).values()))
+        met = (sum(parts) ** 2 - sum(part**2 for part in parts)) / 2
+        truth += ways * math.prod(law[part] for part in parts) * math.exp(r * met)
+    pairs = law @ np.exp((order - 1) * r * np.outer(range(len(law)), range(len(law)))) @ law
+    bound = log_moment_of_pairs(run, order)
+    assert math.log(truth) <= bound == pytest.approx(order / 2 * math.log(pairs), rel=1e-6)
+    assert bound <= 1.5 * math.log(truth)
+
+
+@pytest.mark.soak
+def test_columns_that_meet_for_long_have_ends_less_than_twice_apart() -> None:
+    document: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "zero_out",
+        "dataset": {"size": 1_152_435},
+        "sampling": {"scheme": "b_min_sep", "lot_size": 3678, "separation": 98},
+        "steps": 393,
+        "noise": {"kind": "blt", "buffers": 2},
+        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 3.95}],
+        "target": {"delta": 2.1e-7},
+    }
+    epsilon = certify(plan_from(document), second_opinion=False).epsilon
+    assert epsilon is not None
+    # Samples of the pair put the truth at 1.39.
+    assert epsilon.lower < 1.39 < epsilon.upper < 1.5 * epsilon.lower
 
 
 def test_moments_of_one_order_leave_the_other_one_to_other_bounds() -> None:
