@@ -249,7 +249,11 @@ class DocumentSchema:
         paths = self.field_paths()
         synonym = FIELD_SYNONYMS.get(field.lower(), "")
         if field in paths and synonym not in paths:
-            return f"Write it as {paths[field]}; {self.page} lists the fields."
+            where = f"as {paths[field]}"
+            if paths[field] == field:
+                owners = [part for part in path[:-1] if isinstance(part, str)]
+                where = f"beside {owners[-1]}, not in it" if owners else where
+            return f"Write it {where}; {self.page} lists the fields."
         near = [synonym] if synonym in paths else difflib.get_close_matches(field, paths, n=1)
         if near:
             owners = [part for part in path[:-1] if isinstance(part, str)]
