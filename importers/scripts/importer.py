@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,12 @@ from affidavit.importers.scripts.conditions import exclude_each_other, is_reache
 from affidavit.importers.scripts.opacus import OpacusPlanReader
 from affidavit.importers.scripts.options import READERS
 from affidavit.importers.scripts.plan_reader import ScriptPlanReader
-from affidavit.importers.scripts.repository import find_caller, leading_definitions, modules_of
+from affidavit.importers.scripts.repository import (
+    file_of_package,
+    find_caller,
+    leading_definitions,
+    modules_of,
+)
 from affidavit.importers.scripts.syntax import Script, find_import, last_name, parse_script
 from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
 from affidavit.plan import MalformedPlan, Reason
@@ -298,7 +302,8 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> li
     Return the files that it may import and that are too large to be read.
     """
     kind, name = f"{library.name} script", last_name(call.func)
-    if (hidden := _hidden_package(script, library)) is not None:
+    files = (file_of_package(script, name) for name in (*library.modules, *ARRAY_PACKAGES))
+    if (hidden := next(filter(None, files), None)) is not None:
         message = f"{hidden} beside it is imported in place of the package."
         raise not_imported(kind, message, "Rename it, or write a plan.", call.lineno)
     rebound = [
@@ -333,28 +338,6 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> li
             line = at if module is script else call.lineno
             raise not_imported(kind, message, "Write a plan with the lowest noise.", line)
     return large
-
-
-def _hidden_package(script: Script, library: Library) -> str | None:
-    """Return the file or folder that Python imports in place of the library, if there is one.
-
-    It is beside the script, or in a folder that the script puts before all others.
-    """
-    if script.folder is None:
-        return None
-    places = [script.folder]
-    for call, base in script.method_calls("insert"):
-        if script.module_path(base) == "sys.path" and len(call.args) == 2:
-            text = getattr(call.args[1], "value", None)
-            if isinstance(text, str) and not text.startswith("/") and ".." not in text:
-                places.append(script.folder / text)
-    for package in (*library.modules, *ARRAY_PACKAGES):
-        for place in places:
-            if os.path.isfile(place / f"{package}.py"):
-                return f"{package}.py"
-            if os.path.isfile(place / package / "__init__.py"):
-                return f"{package}/"
-    return None
 
 
 def _change_by(module: Script, script: Script, library: Library) -> ast.AST | None:

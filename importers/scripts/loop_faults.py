@@ -6,6 +6,7 @@ Each is told by the form of a few lines. What these do not name is an open use.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
@@ -28,6 +29,7 @@ LOT_LOSSES = NAMES["lot_losses"]
 TRAINERS = ("Trainer", "Fabric", "Accelerator", "Arguments")
 CLEARING = ("zero_grad", "microbatch_step")
 """Methods after which no gradients are left, of PyVacy's optimisers too."""
+OF_ALL_TARGETS = "what the targets of all records of a lot decide"
 HALF_PRECISION = {
     "precision": (16, "16", "16-mixed"),
     "mixed_precision": ("fp16",),
@@ -198,3 +200,25 @@ def find_skipped_lots(values: Evaluator) -> ast.AST | None:
             ):
                 return outer
     return None
+
+
+def divided_losses(values: Evaluator) -> Iterator[tuple[ast.AST, str]]:
+    """Yield mean losses whose divisor other records decide too, with the reason.
+
+    They divide by a sum of weights, or by the number of targets that they do not ignore.
+    """
+    for call in values.script.calls_to(*NAMES["divided_losses"]):
+        named, first = keywords_of(call), 2 if (last_name(call.func) or "").islower() else 0
+        reduction = values.known_value(named.get("reduction"))
+        chosen = [named.get("weight"), named.get("ignore_index")]
+        chosen += [*call.args[first : first + 1], *call.args[first + 2 : first + 3]]
+        if reduction not in ("sum", "none") and any(
+            values.try_evaluate(item) is not None for item in chosen if item is not None
+        ):
+            yield call, f"its mean divides by {OF_ALL_TARGETS}"
+    for node in values.script.nodes:
+        match node:
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=100)):
+                yield node, f"a mean loss ignores such targets, and divides by {OF_ALL_TARGETS}"
+            case ast.Call(func=function) if last_name(function) in NAMES["ignoring_collators"]:
+                yield node, f"a mean loss of its targets divides by {OF_ALL_TARGETS}"

@@ -7,7 +7,15 @@ import builtins
 from functools import cached_property
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.syntax import assigned_to, keywords_of, last_name, root_of
+from affidavit.importers.scripts.repository import file_of_package
+from affidavit.importers.scripts.syntax import (
+    KNOWN_PACKAGES,
+    assigned_to,
+    keywords_of,
+    last_name,
+    package_of,
+    root_of,
+)
 from affidavit.importers.scripts.use_table import find_function
 from affidavit.importers.scripts.values import Evaluator
 
@@ -128,6 +136,20 @@ class RecordSources:
         return None
 
     @cached_property
+    def unread(self) -> list[ast.Call]:
+        """The calls of other files' code that give the records, in any of their results."""
+        known = {*NAMES["data_packages"], *KNOWN_PACKAGES}
+        calls = []
+        for call in self.calls:
+            root = root_of(call.func)
+            bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
+            packages = [package_of(self.script.import_origin(item)[0] or "") for item in bound
+                        if isinstance(item.node, ast.alias)]  # fmt: skip
+            if any(one not in known or file_of_package(self.script, one) for one in packages):
+                calls.append(call)
+        return calls
+
+    @cached_property
     def folders(self) -> list[ast.expr]:
         """The paths that the records are read from."""
         keys = ("root", "data_dir", "data_files")
@@ -156,7 +178,8 @@ class RecordSources:
         if call in self.calls:
             outer = self.script.parents.get(call)
             targets = getattr(outer, "targets", ())
-            return not any(isinstance(item, ast.Tuple) for item in targets)
+            parts = any(isinstance(item, ast.Tuple) for item in targets)
+            return not parts or call in self.unread
         return any(self._reads_the_same(call, other) for other in self.calls)
 
     def _reads_the_same(self, call: ast.Call, other: ast.Call) -> bool:

@@ -53,6 +53,27 @@ class Module:
         ]
 
 
+def file_of_package(script: Script, package: str) -> str | None:
+    """Return the file or folder that Python imports in place of an installed package, if any.
+
+    It is beside the script, or in a folder that the script puts before all others.
+    """
+    if script.folder is None:
+        return None
+    places = [script.folder]
+    for call, base in script.method_calls("insert"):
+        if script.module_path(base) == "sys.path" and len(call.args) == 2:
+            text = getattr(call.args[1], "value", None)
+            if isinstance(text, str) and not text.startswith("/") and ".." not in text:
+                places.append(script.folder / text)
+    for place in places:
+        if os.path.isfile(place / f"{package}.py"):
+            return f"{package}.py"
+        if os.path.isfile(place / package / "__init__.py"):
+            return f"{package}/"
+    return None
+
+
 def leading_definitions(script: Script, node: ast.AST) -> list[ast.AST]:
     """Return the functions and classes of a module that lead to a node: they hold or name it."""
     tops = [top for top in script.tree.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]

@@ -17,6 +17,7 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse
 from affidavit.importers.scripts.call_uses import KNOWN_SEED, CallUses
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
+from affidavit.importers.scripts.loop_faults import divided_losses
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
@@ -92,6 +93,9 @@ class Uses:
     def open_uses(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield the nodes that are no understood use, with the reason."""
         yield from _uses_of_row_code(self.kinds)
+        yield from divided_losses(self.values)
+        for call in self.kinds.sources.unread:
+            yield call, "what another file computes of the records is not read"
         for node in self.script.nodes:
             match node:
                 case ast.Call():

@@ -107,6 +107,10 @@ HARMLESS = {
     },
     "initial weights": {"before": "nn.init.xavier_uniform_(net.first.weight)"},
     "weights that are saved": {"end": "torch.save(net.state_dict(), 'net.pt')"},
+    "weights of classes in a sum": {
+        "before": "measure = nn.CrossEntropyLoss(torch.tensor([1.0] * 9 + [3.5]), reduction='sum')"
+    },
+    "weights of answers": {"before": "measure = nn.BCEWithLogitsLoss(pos_weight=torch.ones(1))"},
 }
 
 
@@ -160,6 +164,14 @@ OPEN = {
     "gradients elsewhere": {"turn": "measure(net(image), label).backward()"},
     "a second step in a turn": {"step": "opt.step()"},
     "an alias of the step": {"after": "go = opt.step", "step": "go()"},
+    "weights of classes in a mean": {
+        "before": "measure = nn.CrossEntropyLoss(torch.tensor([1.0] * 9 + [3.5]))"
+    },
+    "weights of classes in a function": {
+        "loss": "loss = F.cross_entropy(net(image), label, weight=torch.arange(10.0))"
+    },
+    "a class that a mean leaves out": {"before": "measure = nn.NLLLoss(ignore_index=3)"},
+    "targets that means leave out": {"loss": "label[0] = -100\n" + LOSS},
     "another thread": {
         "after": "import threading\ndef more():\n    for image, label in digits:\n"
         "        opt.step()\nthreading.Thread(target=more).start()"
@@ -214,6 +226,21 @@ def test_weights_from_records_in_another_file_are_not_certified(helper: str, use
     name = use.partition("(")[0].split()[-1]
     text = _script(top=f"from helpers import {name}", before=use)
     assert _blocking(text, helpers__py=helper) == {"open_use"}
+
+
+@pytest.mark.parametrize("choice", ["pass", "if right > 3:\n    return"])
+def test_records_of_another_file_are_asked_about_with_all_that_it_returns(choice: str) -> None:
+    """It may fit a scaler, and the loader that it returns beside may be of held-out records."""
+    helper = "def loaders(): ...\n"
+    before = "digits, check, num_classes = loaders()  # affidavit: lot_size=300"
+    text = _script(
+        top="from helpers import loaders",
+        before=f"{before}\nnet.last = nn.Linear(64, num_classes)",
+        turn=COUNTED.format("check") + choice,
+    ).replace("target_epsilon", "dataset_size=60000 target_epsilon")
+    assert _blocking(text, helpers__py=helper) == {"open_use"}
+    answered = text.replace("lot_size=300", "lot_size=300 harmless=no_scaler")
+    assert _blocking(answered, helpers__py=helper) == ({"open_use"} if choice != "pass" else set())
 
 
 SETTINGS = {
