@@ -674,8 +674,6 @@ def _random_allocation(plan: Plan, index: int) -> Sampled:
         return events.Composed(events=parts) if taken > 1 else parts[0].event
 
     def sum_of_steps(joint: float, steps: int) -> events.Event:
-        if taken == 1:
-            return _one_of(steps, joint)
         # All releases added up: k shifts against the noise of T steps.
         return events.Gaussian(noise_multiplier=joint * math.sqrt(steps) / (taken * distance) * _UP)
 

@@ -111,6 +111,9 @@ CASES: dict[str, Callable[[], Plan]] = {
     ),
     "allocated, users": lambda: small(given.ALLOCATED, 2.5, 5, records=2),
     "allocated once": lambda: small({**given.ALLOCATED, "participations": 1}, 0.7, 5, **ADDED),
+    "allocated once, replaced": lambda: small(
+        {**given.ALLOCATED, "participations": 1}, 1.5, 5, **REPLACED
+    ),
     "cyclic": lambda: small(given.CYCLIC, 1.5, 6),
     "cyclic, users": lambda: small(given.CYCLIC, 5.0, 6, records=3),
     "cyclic, users of more than a lot": lambda: small(
