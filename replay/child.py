@@ -10,6 +10,7 @@ each line of standard output is the result of one: ``{"status": 0}``, or -9 afte
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -35,6 +36,9 @@ def main() -> None:
         with contextlib.suppress(Exception):  # the run says so, if it imports this
             importlib.import_module(name)
     prepare()
+    sys.dont_write_bytecode = True  # in the runs, and in what they start
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    gc.freeze()  # the runs' collections leave the imported modules alone
     for line in sys.stdin:
         fields = json.loads(line)
         status = fork(Job.from_json(fields["job"]), fields["deadline"], run_command)

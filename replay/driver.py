@@ -51,8 +51,8 @@ PACKAGES = {
     "torch": ("numpy", "torch", "torch._dynamo"),
     "opacus": ("opacus", "opacus.accountants.analysis.prv", "scipy.special", "scipy.optimize"),
     "lightning": ("torch", "torch._dynamo"),
-    "jax": ("numpy", "jax"),
-    "jax_privacy": ("numpy", "jax", "jax_privacy", "dp_accounting.pld.accountant"),
+    "jax": ("numpy", "jax", "jaxlib.mlir.dialects.mhlo"),
+    "jax_privacy": ("jax_privacy", "dp_accounting.pld.accountant"),
     "affidavit": ("affidavit.library",),
     "affidavit.trainer": ("torch", "torch._dynamo", "affidavit.trainer"),
 }
@@ -191,7 +191,6 @@ def interpreter(path: str, packages: Sequence[str], others: Sequence[str] = ()) 
         "MKL_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     process = subprocess.Popen(
         [path, "-m", "affidavit.replay.child", *packages, "--", *others],

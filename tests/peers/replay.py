@@ -152,7 +152,8 @@ FAULTS = [
 @pytest.fixture(scope="module")
 def launch() -> Iterator[Launch]:
     """An interpreter that has imported jax-privacy once."""
-    with interpreter(sys.executable, PACKAGES["jax_privacy"]) as started:
+    packages = [*PACKAGES["jax"], *PACKAGES["jax_privacy"]]
+    with interpreter(sys.executable, packages) as started:
         yield started
 
 
