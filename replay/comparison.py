@@ -213,8 +213,8 @@ def compare(
         if differing:
             findings.append(_state_finding(differing, number, other["line"], neighbour))
             break
-        if "distances" not in other or neighbour.kind == "mixed":
-            continue
+        if "distances" not in other or neighbour.kind == "mixed" or one["drawn"] != other["drawn"]:
+            continue  # after unequal draws, such as drop-out in shorter rows, nothing is comparable
         if one["noise_std"] != other["noise_std"] or one["clip_norm"] != other["clip_norm"]:
             findings.append(_parameters_finding(one, other, number, neighbour))
             break
@@ -222,8 +222,9 @@ def compare(
         moved, finding = _sensitivity(one, other, times, number, neighbour)
         if times and math.isfinite(moved):
             largest = max(largest or 0.0, moved)
-        if finding is not None:
-            findings.append(finding)
+        mixed = _mixing_finding(one, other, lots[number], number, neighbour)
+        if finding is not None or mixed is not None:
+            findings += filter(None, (finding, mixed))
             break
     if not findings:
         if (flow := _flow_finding(first, second, neighbour)) is not None:
@@ -389,6 +390,41 @@ def _sensitivity(
             neighbour=_changed(neighbour),
         )
     return ratio / allowed, None
+
+
+def _mixing_finding(
+    one: dict[str, Any],
+    other: dict[str, Any],
+    lot: list[Any],
+    number: int,
+    neighbour: Neighbour,
+) -> ReplayFinding | None:
+    """Compare what the other records of the batch add to a release."""
+    first, second = one.get("parts"), other.get("parts")
+    rest = [at for at, record in enumerate(lot) if record != [neighbour.dataset, neighbour.record]]
+    if first is None or second is None or len(first) != len(lot) or len(rest) == len(lot):
+        return None
+    if neighbour.kind != "removed":
+        second = [second[at] for at in rest] if len(second) == len(lot) else []
+    if len(second) != len(rest):
+        return None
+    for at, changed in zip(rest, second, strict=True):
+        moves = [abs(a - b) for a, b in zip(first[at], changed, strict=True)]
+        if not math.sqrt(sum(move**2 for move in moves)) <= TOLERANCE:
+            tensor = one["names"][max(range(len(moves)), key=moves.__getitem__)]
+            return ReplayFinding(
+                code="records_mixed",
+                check="sensitivity",
+                message=f"what record {lot[at][1]} adds to release {number + 1} depends on another "
+                f"record of its batch (by {max(moves):.4g} clip norms in {tensor}), so clipping "
+                "each record does not bound what that one changes.",
+                remedy="Let the model and the loss treat each record as if it were alone.",
+                where=other["line"],
+                subject=tensor,
+                release=number,
+                neighbour=_changed(neighbour),
+            )
+    return None
 
 
 def _flow_finding(first: Record, second: Record, neighbour: Neighbour) -> ReplayFinding | None:

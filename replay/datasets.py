@@ -19,15 +19,18 @@ import functools
 import importlib
 import inspect
 import math
+import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from affidavit.replay.recorder import Recorder
+from affidavit.replay.randomness import generators_state, set_generators
+from affidavit.replay.recorder import Event, Recorder
 from affidavit.replay.settings import Neighbour
 from affidavit.replay.torch_state import digest_of
 
@@ -135,7 +138,7 @@ class Records:
                     view = memory_of(item)
                     address = np.asarray(view).ctypes.data
                     if address not in changed and not change_array(view, at, column):
-                        raise RuntimeError(f"replay cannot change {name}, which is read-only")
+                        raise NotChanged(f"in {name}, which is read-only")
                     changed.add(address)
             if not rest:
                 lines.before_line = None
@@ -266,22 +269,38 @@ class Records:
                 self._change_items(dataset, at)
 
     def _change_items(self, dataset: Any, at: Neighbour) -> None:
-        kind = type(dataset)
+        """Change the record whenever ``dataset`` returns it, alone or with others."""
+        kind, size = type(dataset), len(dataset)
         get = kind.__getitem__
+        rows = (at.rows or range(size)) if at.kind == "mixed" else (at.record,)
 
-        def changed(owner: Any, place: Any) -> Any:
-            item = get(owner, place)
-            if owner is not dataset or not isinstance(place, int):
-                return item
-            if at.kind == "mixed":
-                rows = at.rows or range(len(owner))
-                if place not in rows:
-                    return item
-                order = rows.index(place)
-                return mixed_item(lambda shift: get(owner, rows[(order + shift) % len(rows)]))
-            return changed_item(item, get(owner, at.other), at) if place == at.record else item
+        def item_at(place: int) -> Any:
+            item, drawn = get(dataset, place), generators_state()
+            with self._recorder.lines.reading():
+                if at.kind != "mixed":
+                    changed = changed_item(item, get(dataset, at.other), at)
+                else:
+                    order = rows.index(place)
+                    changed = mixed_item(lambda far: get(dataset, rows[(order + far) % len(rows)]))
+            set_generators(drawn)  # the records that are read beside draw nothing
+            return changed
 
-        kind.__getitem__ = changed
+        def read(owner: Any, place: Any) -> Any:
+            if owner is not dataset:
+                return get(owner, place)
+            places = places_in(place, size)
+            if isinstance(places, int):
+                return item_at(places) if places in rows else get(owner, place)
+            value = get(owner, place)
+            for order, one in enumerate(places):
+                if one in rows:
+                    value = with_item(value, order, item_at(one), place)
+            return value
+
+        kind.__getitem__ = read
+        for name in ("__getitems__", "__iter__"):  # which may read past __getitem__
+            if (original := getattr(kind, name, None)) is not None:
+                setattr(kind, name, _one_by_one(original, dataset, size))
 
     def _wrap_datasets(self, base: Any) -> None:
         records = self
@@ -380,7 +399,7 @@ class Records:
             size=len(lot),
             rate=None if rate is None else float(rate),
             records=getattr(sampler, "num_samples", None),
-            places=digest_of(lot),
+            places=digest_of(repr(lot)),
         )
 
     def _wrap_fetch(self, fetcher: Any) -> None:
@@ -395,19 +414,43 @@ class Records:
             is_lot = owner.auto_collation
             roots = [self.root_of(dataset, place) for place in (lot if is_lot else [lot])]
             private = any(dataset is item for item in self._private)
-            self._recorder.add("lot", records=roots, is_private=private)
+            event = self._recorder.add("lot", records=roots, is_private=private)
             at = self._neighbour
-            self.masked = None
+            masked = None
             if is_lot and at is not None and at.kind == "removed":
                 remaining = [i for i, root in enumerate(roots) if root != (at.dataset, at.record)]
                 empties = hasattr(owner.collate_fn, "sample_empty_shapes")
                 if len(remaining) < len(roots) and (remaining or empties):
-                    self.masked = (len(roots), remaining)
-                    places = [places[i] for i in remaining]
-            with self._recorder.lines.reading():
+                    masked = (len(roots), remaining)
+            self.masked = None
+            with self._recorder.lines.reading(), self._watched_batch(owner, event, masked):
                 return original(owner, places)
 
         fetcher.fetch = fetch
+
+    @contextmanager
+    def _watched_batch(
+        self, fetcher: Any, event: Event, masked: tuple[int, list[int]] | None
+    ) -> Iterator[None]:
+        """Note which record is the longest of a batch, and leave the masked one out of it.
+
+        That one is read all the same, because reading may draw.
+        """
+        collate = fetcher.collate_fn
+
+        def collated(items: list[Any]) -> Any:
+            lengths = list(map(length_of, items))
+            if lengths and lengths.count(max(lengths)) == 1:
+                event["longest"] = event["records"][lengths.index(max(lengths))]
+            self.masked = masked
+            return collate(items if masked is None else [items[order] for order in masked[1]])
+
+        if fetcher.auto_collation:
+            fetcher.collate_fn = collated
+        try:
+            yield
+        finally:
+            fetcher.collate_fn = collate
 
     def _wrap_source(self, module: Any, name: str) -> None:
         original = getattr(module, name)
@@ -446,6 +489,10 @@ class Records:
         ]
         sizes = [size_of(dataset) for dataset in self._datasets if list(row_holders(dataset))]
         return exact or (alike if sizes.count(size) == 1 else [])
+
+
+class NotChanged(BaseException):
+    """Replay cannot change a record in place of the run; no ``except Exception`` catches it."""
 
 
 class MarkedRows:
@@ -567,11 +614,21 @@ def change_row(holder: Any, key: Any, rows: Any, at: Neighbour, column: int = 0)
             for place, item in zip(places, mixed, strict=True):
                 rows[place] = item
         else:
-            rows[at.record] = changed_item(rows[at.record], rows[at.other], at)
+            item = rows[at.record]
+            if at.kind == "outlier":
+                item = max((item, *rows), key=length_of)
+            rows[at.record] = changed_item(item, rows[at.other], at)
     elif not change_array(memory_of(rows), at, column):
         copy = rows.copy()
         change_array(copy, at, column)
         holder[key] = copy
+
+
+def length_of(record: Any) -> int:
+    """Return the length of a record's longest part, or -1."""
+    is_dict, is_tuple = isinstance(record, dict), isinstance(record, tuple)
+    parts = record.values() if is_dict else record if is_tuple else (record,)
+    return max(map(size_of, parts), default=-1)
 
 
 def without_row(rows: Any, record: int) -> Any:
@@ -608,13 +665,77 @@ def change_array(rows: Any, at: Neighbour, column: int = 0) -> bool:
 
 
 def mixed_item(get: Callable[[int], Any], column: int = 0) -> Any:
-    """Return a record whose parts come from the records at different shifts."""
+    """Return a record whose parts come from the records at different shifts.
+
+    Parts that have other lengths there, such as the words and the mask of a text, stay together.
+    """
     item = get(column + 1)
     if isinstance(item, tuple | list) and type(item) in (tuple, list):
-        return type(item)(get(part + 1)[part] for part in range(len(item)))
-    if isinstance(item, dict):
-        return {key: get(part + 1).get(key, item[key]) for part, key in enumerate(item)}
-    return item
+        keys: list[Any] = list(range(len(item)))
+    elif isinstance(item, dict):
+        keys = list(item)
+    else:
+        return item
+    others = [_part(get(order + 1), key, item[key]) for order, key in enumerate(keys)]
+    sizes = [(size_of(item[key]), size_of(other)) for key, other in zip(keys, others, strict=True)]
+    if any(own != other for own, other in sizes):
+        others = [
+            other if own == -1 else item[key]
+            for key, other, (own, _) in zip(keys, others, sizes, strict=True)
+        ]
+    return dict(zip(keys, others, strict=True)) if isinstance(item, dict) else type(item)(others)
+
+
+def _part(item: Any, key: Any, default: Any) -> Any:
+    return item.get(key, default) if isinstance(item, dict) else item[key]
+
+
+def places_in(index: Any, size: int) -> Any:
+    """Return the place or places that ``index`` picks of ``size`` records; a name picks all."""
+    if isinstance(index, str):
+        return range(size)
+    if isinstance(index, slice):
+        return range(*index.indices(size))
+    with suppress(TypeError):
+        place = operator.index(index)
+        return place + size if place < 0 else place
+    return [int(place) % size for place in index]
+
+
+def with_item(value: Any, order: int, item: Any, index: Any) -> Any:
+    """Return several records as a data set returned them, with ``item`` at ``order``.
+
+    They are a list of records, or columns with one entry for each; ``index`` may name a column.
+    Raises ``NotChanged``.
+    """
+    if isinstance(index, str):
+        if not isinstance(item, dict) or index not in item:
+            raise NotChanged(f"in {index}, which no single record has")
+        item = item[index]
+    elif isinstance(value, dict):
+        return {key: with_item(rows, order, item[key], None) for key, rows in value.items()}
+    if is_array(value):
+        value = value.clone() if hasattr(value, "clone") else value.copy()
+    elif size_of(value) > order:
+        value = list(value)
+    else:
+        raise NotChanged(f"of several that a {type(value).__name__} holds")
+    value[order] = item
+    return value
+
+
+def _one_by_one(original: Any, dataset: Any, size: int) -> Callable[..., Any]:
+    """Return a method that reads the items of ``dataset`` by its ``__getitem__``."""
+
+    @functools.wraps(original)
+    def read(owner: Any, *args: Any) -> Any:
+        if owner is not dataset:
+            return original(owner, *args)
+        (places,) = args or (range(size),)
+        items = (owner[place] for place in places)
+        return list(items) if args else items
+
+    return read
 
 
 def changed_row(rows: Any, at: Neighbour) -> Any:

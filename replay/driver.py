@@ -39,6 +39,7 @@ from affidavit.replay.comparison import (
     releases_of,
     unstable_keys,
 )
+from affidavit.replay.datasets import NotChanged
 from affidavit.replay.errors import ReplayRefused
 from affidavit.replay.lines import LINE_BITS
 from affidavit.replay.plan_comparison import execution_of, plan_findings
@@ -268,6 +269,12 @@ def _compare_runs(
     largest: float | None = None
     for neighbour in neighbours:
         second, _ = runner.run(deadline, first=str(out), neighbour=neighbour)
+        if second["ended"].startswith(f"by {NotChanged.__name__}: "):
+            raise ReplayRefused(
+                "record_not_changed",
+                f"replay cannot change a record {second['ended'].partition(': ')[2]}.",
+                "Mark the records with a line: x, y = affidavit.records(x, y).",
+            )
         differences, moved = compare(first, second, control, neighbour)
         new = [item for item in differences if _is_new(item, findings)]
         findings += [_located(runner, item, neighbour, deadline, out) for item in new]
@@ -340,7 +347,7 @@ def _is_new(item: ReplayFinding, findings: list[ReplayFinding]) -> bool:
     others = [
         other for other in findings if other.code == item.code and other.refutes >= item.refutes
     ]
-    if item.code == "sensitivity_exceeded":
+    if item.code in ("sensitivity_exceeded", "records_mixed"):
         return not others
     return all((other.subject or other.where) != (item.subject or item.where) for other in others)
 
@@ -364,8 +371,9 @@ def _located(
 def _neighbours(first: Record, count: int) -> list[Neighbour]:
     """Choose records, each to be changed in all ways, and mix all records last.
 
-    Preferred are one that a release reads twice, one of the first lot, one of the second, one that
-    another loader reads, and one that nothing reads.
+    Preferred are one that a release reads twice, one that is longer than the others of its lot, the
+    first of the first lot, the last of the last, one of the second, one that another loader reads,
+    and one that nothing reads.
     """
     private = first["data"]["private"]
     if not private:
@@ -384,6 +392,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     lots = [[tuple(item) for item in event["records"]] for event in events if event["is_private"]]
     inside = {item for lot in lots for item in lot}
     read = {tuple(item) for event in events for item in event["records"] if item[0] in sources}
+    longest = {tuple(event["longest"]) for event in events if "longest" in event} & inside
     twice = [
         tuple(item) for lot in lots_before_releases(first) for item in lot if lot.count(item) > 1
     ]
@@ -391,8 +400,10 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     chosen: list[tuple[int, int]] = []
     for group in (
         twice,
-        *lots[:2],
-        *lots[-1:],
+        longest,
+        *(lot[:1] for lot in lots[:1]),
+        *(lot[-1:] for lot in lots[-1:]),
+        *lots[1:2],
         read - inside,
         members - read,
         *reversed(lots),

@@ -68,6 +68,7 @@ def _release(recorder: Recorder, state: TorchState, optimizer: Any, add_noise: A
     if has_count and optimizer.noise_multiplier > 0:
         sigma, of_count = float(optimizer.noise_multiplier), float(optimizer.unclipped_num_std)
         std = (sigma**-2 - (2 * of_count) ** -2) ** -0.5 * float(optimizer.max_grad_norm)
+    parts = _parts_of_records(parameters, clip_norm)
     add_noise(optimizer)
     if has_count:
         count = recorder.repeated("noisy count", {"unclipped": float(optimizer.unclipped_num)})
@@ -80,12 +81,31 @@ def _release(recorder: Recorder, state: TorchState, optimizer: Any, add_noise: A
         noisy=noisy,
         clip_norm=clip_norm,
         noise_std=std,
+        parts=parts,
     )
     if first is not None:
         with torch.no_grad():
             for parameter, item in zip(parameters, first, strict=True):
                 parameter.grad.copy_(torch.from_numpy(item).to(parameter.grad.dtype))
     recorder.align_generators()
+
+
+def _parts_of_records(
+    parameters: list[Any], clip_norm: float | list[float]
+) -> list[list[float]] | None:
+    """Return the norm of what each record adds to each tensor, in clip norms.
+
+    None if the gradients of all records of the batch are not there, as with ghost clipping.
+    """
+    torch = importlib.import_module("torch")
+    samples: list[Any] = [getattr(parameter, "grad_sample", None) for parameter in parameters]
+    if not samples or not all(isinstance(item, torch.Tensor) and len(item) for item in samples):
+        return None
+    norms = torch.stack([item.detach().reshape(len(item), -1).norm(dim=1) for item in samples], 1)
+    scaled = norms.double() / torch.tensor(clip_norm)
+    together = scaled if isinstance(clip_norm, list) else scaled.norm(dim=1, keepdim=True)
+    parts: list[list[float]] = (scaled / together.clamp(min=1)).tolist()
+    return parts
 
 
 def _watch_accountants(recorder: Recorder) -> None:

@@ -7,6 +7,7 @@ the states of the generators as arrays and bytes in its folder; later runs read 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import warnings
@@ -49,6 +50,7 @@ class Recorder:
         if self._first is not None:
             self._computed = pickle.loads((self._first / COMPUTED).read_bytes())
         self._points = 0
+        self._drawn = ""
         self._noises: list[tuple[int, Any]] = []
 
     def add(self, kind: str, **values: Any) -> Event:
@@ -72,6 +74,7 @@ class Recorder:
             raise EnoughSteps
         self.watch_from(self.releases)
         self.releases += 1
+        self._drawn = hashlib.blake2b(generators_state(), digest_size=8).hexdigest()
 
     def watch_from(self, release: int) -> None:
         """Follow the job's value line by line, if it is to be watched from ``release`` on."""
@@ -105,11 +108,14 @@ class Recorder:
         noisy: Sequence[Any],
         clip_norm: float | Sequence[float],
         noise_std: float | None,
+        parts: list[list[float]] | None = None,
     ) -> list[Any] | None:
         """Record a release with its noise; arrays have the shapes of the tensors.
 
-        ``clip_norm`` is that of all tensors together, or one for each. Returns the noisy arrays of
-        the first run to put in place of these, or None in the first run or after runs part.
+        ``clip_norm`` is that of all tensors together, or one for each. ``parts`` has, for each
+        record of the batch, the norms of what it adds to the tensors, in clip norms. Returns the
+        noisy arrays of the first run to put in place of these, or None in the first run or after
+        runs part.
         """
         number = self.releases - 1
         self.keep()
@@ -119,6 +125,8 @@ class Recorder:
             names=list(names),
             clip_norm=clip_norm if isinstance(clip_norm, float) else list(clip_norm),
             noise_std=noise_std,
+            parts=parts,
+            drawn=self._drawn,
             state=self.state(),
         )
         if self._first is None:

@@ -70,12 +70,14 @@ class TorchState:
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     tensors[f"{prefix}.{place.removeprefix(PREFIX)}"] = tensor
+        loose = 0
         for optimizer in alive(self._optimizers):
             for group in optimizer.param_groups:
                 for tensor in group["params"]:
                     if id(tensor) not in seen:
                         seen.add(id(tensor))
-                        tensors[f"{type(optimizer).__name__}.tensor {len(seen)}"] = tensor
+                        loose += 1
+                        tensors[f"{type(optimizer).__name__}.tensor {loose}"] = tensor
         return tensors
 
     def names_of(self, parameters: list[Any]) -> list[str]:

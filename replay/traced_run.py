@@ -168,6 +168,22 @@ def _align_draws(records: Records) -> None:
             return _draw(item[filled], *args, **kwargs)[list(remaining)] if remaining else item
 
         setattr(module, name, draw)
+    for name in ("rand", "randn"):
+        setattr(torch, name, _drawing_for_all(getattr(torch, name), records))
+
+
+def _drawing_for_all(original: Any, records: Records) -> Any:
+    """Return ``torch.rand`` or its like, which draws for a masked record too."""
+
+    @functools.wraps(original)
+    def draw(*size: Any, **options: Any) -> Any:
+        shape = list(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+        masked = records.masked
+        if masked is None or not shape or shape[0] != len(masked[1]) or not shape[0]:
+            return original(*size, **options)
+        return original([masked[0], *shape[1:]], **options)[list(masked[1])]
+
+    return draw
 
 
 def _save_by_open() -> None:

@@ -66,6 +66,25 @@ FAULTS = [
         ordinary=True,
     ),
     Fault(
+        "a data set returns the labels of all records",
+        {
+            "dataset = TensorDataset(X, Y)\n": "class Table:\n"
+            "        def __len__(self):\n"
+            "            return 200\n"
+            "        def __getitem__(self, at):\n"
+            "            return Y if at == 'y' else {'x': X[at], 'y': Y[at]}\n"
+            "        def __getitems__(self, places):\n"
+            "            return [{'x': X[at], 'y': Y[at]} for at in places]\n"
+            "    dataset = Table()\n",
+            "for x, y in loader:\n": "for batch in loader:\n            x, y = batch.values()\n",
+            "    # before\n": "    counts = torch.bincount(dataset['y'], minlength=3)\n"
+            "    model[3].bias.data = counts.float()\n",
+        },
+        "state_differs",
+        where="counts.float()",
+        subject="Sequential.3.bias",
+    ),
+    Fault(
         "a head is trained by an optimiser without noise",
         {
             "    # prepared\n": "    head = nn.Linear(8, 3)\n"

@@ -13,6 +13,7 @@ from tests.replay.conftest import Replay
 from tests.replay.faults import Fault, parameters
 from tests.replay.opacus_loop import FAULTS, LOOP
 from tests.replay.plain_loop import PLAIN, PLAIN_FAULTS
+from tests.replay.straying_loop import STRAYING, STRAYING_FAULTS
 
 COMMAND = [sys.executable, "train.py"]
 PRINTED = "print(loss.item())"
@@ -20,6 +21,8 @@ HELD_OUT = {
     "dataset = TensorDataset(X, Y)": "class Named(TensorDataset):\n"
     "        def __len__(self):\n"
     "            return len(self.tensors[0])\n"
+    "        def __getitem__(self, place):\n"
+    "            return X[place] + 0.1 * torch.randn(8), Y[place]\n"
     "    whole = Named(X, Y)\n"
     "    dataset, held_out = torch.utils.data.random_split(whole, [160, 40])",
     "PrivacyEngine()": "PrivacyEngine(accountant='rdp')",
@@ -27,7 +30,7 @@ HELD_OUT = {
     "    with open('accuracy', 'w') as file:\n"
     "        file.write(str(accuracy(model, DataLoader(held_out, batch_size=40))))",
 }
-"""A split that no private loader reads, of records that are stored with the private ones."""
+"""A split that no private loader reads, stored with the private records, which are augmented."""
 
 
 def test_an_honest_loop_of_opacus_is_not_refuted(tmp_path: Path, replay: Replay) -> None:
@@ -102,6 +105,19 @@ def test_a_fault_in_a_loop_of_opacus_is_named(replay: Replay, fault: Fault) -> N
     loop = fault.planted(LOOP)
     record = replay(loop)
     assert fault.is_named(record, loop), to_text(record)
+
+
+@pytest.mark.parametrize("fault", parameters(STRAYING_FAULTS))
+def test_a_fault_that_the_trainer_stops_is_named(replay: Replay, fault: Fault) -> None:
+    loop = fault.planted(STRAYING)
+    record = replay(loop)
+    assert fault.is_named(record, loop), to_text(record)
+
+
+@pytest.mark.soak
+def test_the_honest_loop_of_these_is_not_refuted(replay: Replay) -> None:
+    record = replay(STRAYING, 4)
+    assert record.verdict == "not_refuted", to_text(record)
 
 
 @pytest.mark.parametrize("fault", parameters(PLAIN_FAULTS))
