@@ -13,6 +13,7 @@ from .calibration import find_max_steps as find_max_steps
 from .calibration import find_min_noise as find_min_noise
 from .composition import leaves as leaves
 from .composition import parts as parts
+from .displaced_sum import DisplacedSumAttack as DisplacedSumAttack
 from .event_curve import EventCurve as EventCurve
 from .fourier.evaluation import approximate_epsilon as approximate_epsilon
 from .fourier_accountant import FourierAccountant as FourierAccountant

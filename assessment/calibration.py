@@ -134,6 +134,10 @@ class Solver:
                 return (ScoreAttack(record, times),)
             case (events.ShuffledEpoch() as epoch, times):
                 return (CountingAttack(epoch, times),)
+            case (events.DisplacedSum() as sums, _):
+                from affidavit.accountants import DisplacedSumAttack
+
+                return (DisplacedSumAttack(sums),)
         event = attained_event(attack.event)
         contained = PostProcessedCurve(event=event)
         # What is sampled below another event would have a confidence of its own.

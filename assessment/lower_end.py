@@ -11,7 +11,13 @@
 
 from __future__ import annotations
 
-from affidavit.accountants import AccountantError, CountingAttack, ScoreAttack, accountant
+from affidavit.accountants import (
+    AccountantError,
+    CountingAttack,
+    DisplacedSumAttack,
+    ScoreAttack,
+    accountant,
+)
 from affidavit.assessment.assessment import Assessment
 from affidavit.assessment.calibration import Solver, lower_open
 from affidavit.plan import (
@@ -47,6 +53,12 @@ def explain_lower_end(plan: Plan, assessment: Assessment) -> tuple[str, ...]:
             how = (
                 f"At this δ the score is log(1 + {test.weight:.3g} X) with X the likelihood ratio "
                 f"of a step in which the record is, and the test asks whether their sum is {side}."
+            )
+        case (events.DisplacedSum() as sums, _):
+            threshold = DisplacedSumAttack(sums).test(assessment.delta.upper)
+            how = (
+                f"At this δ the threshold is {threshold:.3g} standard deviations of the noise "
+                "above those of the others alone."
             )
         case None:
             return attack.sentences

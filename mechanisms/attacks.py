@@ -11,7 +11,8 @@ lots                       what attains the lower end
 =========================  =====================================================================
 ``poisson``                others contribute nothing; a user's records all one vector
 ``truncated_poisson``      the same, or others all one vector at a right angle
-``fixed_size``             others opposite to the unit, whose lots move by twice its records
+``fixed_size``             others opposite to the unit, whose lots move by twice its records; under
+                           zero_out others nothing or, with correlated noise, opposite
 ``full_batch``             the unit in every step, with the signs of the worst pattern
 ``cyclic``                 the same in the steps of its lots, at one place in all phases
 ``shuffled``               others nothing (opposite under replace_one); or others opposite, and
@@ -159,6 +160,11 @@ class Attack:
                     "The test adds up a score of the sum along this direction for each of "
                     f"{steps * number} {what}."
                 )
+            case (events.DisplacedSum(), _):
+                result.append(
+                    "The test is whether the outputs are large along the sum of the strategy's "
+                    "columns."
+                )
             case None:
                 result.append(
                     "The test is the likelihood ratio of all that the run releases between the two "
@@ -214,6 +220,8 @@ def _attacks_on_sums(closed: Lowered) -> Iterator[Attack]:
         one = PhaseAttack(records=1, absent=0.0)
         if isinstance(sums, events.AllocatedRecord) and sums.distinct < 1:
             one = PhaseAttack(records=sums.participations, absent=0.0)
+        if isinstance(sums, events.DisplacedSum):
+            one = PhaseAttack(records=1, absent=0.0, others="opposite", signed=True)
         if isinstance(sums, events.ShuffledEpoch):
             one = PhaseAttack(records=1, absent=0.0 if sums.without else -1.0, others="opposite")
         yield Attack(

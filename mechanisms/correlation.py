@@ -95,6 +95,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     products_by_lag,
 )
 from affidavit.mechanisms.strategies.moves_along_direction import (
+    displaced_draws_mixture,
     independent_draws_mixture,
     kept_bins_mixture,
     separated_draws_mixture,
@@ -604,6 +605,32 @@ class Correlation:
         """
         return _attained(self, joint, steps)
 
+    def attack(self, joint: float, steps: int) -> tuple[events.TestedSums, int] | None:
+        """Return what an attack tests on a record in the place of others, and the number of such.
+
+        All others contribute the opposite in lots of a fixed size, and the record is set to zero.
+        """
+        return _attack(self, joint, steps)
+
+    def find_attack(self, joint: float, steps: int) -> tuple[events.TestedSums, int] | None:
+        """Find what ``attack`` returns, in some hundredths of a second."""
+        at, sampled, plan = self.at(steps), self._sampler.claimed, self.plan
+        if (independent := self._independent(at)) is not None:
+            entry = independent[1].attained
+            return None if sampled.attack is None else sampled.attack(joint / entry * _UP, steps)
+        is_one = plan.dataset.records_per_unit == 1 and plan.adjacency == "zero_out"
+        if not (is_one and self._is_whole_run and self._phase.sampling.scheme == "fixed_size"):
+            return None
+        lot = self._lot_of_fixed_size(joint)
+        mixture = displaced_draws_mixture(
+            project_columns(at.strategy, at.turn),
+            probability=at_least_drawn(lot).sampling_probability,
+        )
+        if mixture is None:
+            return None
+        multiplier = joint / mixture.spacing * _UP
+        return events.DisplacedSum(weights=mixture.weights, noise_multiplier=multiplier), 1
+
     def find_attained(self, joint: float, steps: int) -> events.Event:
         """Find the release that ``attained`` returns, in a tenth of a second."""
         at, sampler = self.at(steps), self._sampler
@@ -978,6 +1005,13 @@ class Correlation:
 @lru_cache(maxsize=8)
 def _attained(correlation: Correlation, joint: float, steps: int) -> events.Event:
     return correlation.find_attained(joint, steps)
+
+
+@lru_cache(maxsize=8)
+def _attack(
+    correlation: Correlation, joint: float, steps: int
+) -> tuple[events.TestedSums, int] | None:
+    return correlation.find_attack(joint, steps)
 
 
 def _independent_draws(

@@ -69,4 +69,6 @@ class LoweredPhase:
         """What an attack on a phase with nothing open counts, and the number of such."""
         if self.sampled.attack is None or self.joint is None or self.steps is None:
             return None
+        if self.correlation is not None:
+            return self.correlation.attack(self.joint, self.steps)
         return None if self.whole is not None else self.sampled.attack(self.joint, self.steps)

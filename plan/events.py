@@ -350,7 +350,20 @@ class AllocatedRecord:
     distinct: float = 1.0
 
 
-TestedSums = ShuffledEpoch | AllocatedRecord
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisplacedSum:
+    """An attack, not an event: it tests whether the outputs along one direction are large.
+
+    A record moves them by 2k units with probability ``weights``[k], and what takes its place by k,
+    with ``noise_multiplier`` the noise standard deviation over the unit. The last weight is that of
+    larger moves, too. Source: docs/theorems/correlated-noise.md, Theorem 18.
+    """
+
+    weights: tuple[float, ...]
+    noise_multiplier: float
+
+
+TestedSums = ShuffledEpoch | AllocatedRecord | DisplacedSum
 
 MAX_BINS = 1024
 """Maximum lots per epoch of a Gram matrix, which then has a million products."""

@@ -135,6 +135,37 @@ def independent_draws_mixture(
     rounded = float((projections / spacing).astype(int).sum()) * spacing
     if level * number > 1.05 * rounded:
         return _counted_mixture(level, number * records, q, farthest)
+    return _law_of_draws(projections, spacing, records, q)
+
+
+def displaced_draws_mixture(
+    projections: Array, *, probability: float
+) -> ParticipationMixture | None:
+    """Return the law of W along one direction, of one record; None if W is almost never > 0.
+
+    The record, and all others, show of each step its projection, shape (n,) and in clip norms,
+    rounded down to a place of the law, so that this is the law of W itself, up to rounding. The last place stands for farther
+    ones, which hardly occur.
+    """
+    q = probability * (1 - 1e-12)
+    mean, square = (q * float((projections**power).sum()) for power in (1, 2))
+    largest = float(projections.max())
+    top = mean + 14 * math.sqrt(square) + 12 * largest
+    if not top > 0:
+        return None
+    # Most steps of a Toeplitz strategy show about the largest one, which is on a place.
+    places = math.floor(largest / top * (MAX_LEVELS - 1))
+    spacing = largest / max(places, 1) * (1 - 1e-6)
+    law = _law_of_draws(projections, spacing, 1, q)
+    if law is None or len(law.weights) == MAX_LEVELS:
+        return law
+    return replace(law, weights=(*law.weights, 1e-300))
+
+
+def _law_of_draws(
+    projections: Array, spacing: float, records: int, q: float
+) -> ParticipationMixture | None:
+    """Return the law of the sum of ``projections``, rounded down, as often as records are drawn."""
     levels, counts = np.unique(
         (projections / spacing * (1 - 4 * UNIT)).astype(int), return_counts=True
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom, hypergeom
 
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.displaced_sum import DisplacedSumAttack
 from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
 from affidavit.accountants.fourier_accountant import FourierAccountant, run_curve
 from affidavit.accountants.protocol import PrivacyCurve
@@ -35,11 +36,11 @@ GRID = np.stack(np.meshgrid(EDGE, EDGE, indexing="ij"), axis=-1).reshape(-1, 2)
 CELL = (EDGE[1] - EDGE[0]) ** 2
 
 
-def lowered(sigma: float, **dataset: Any) -> Lowered:
+def lowered(sigma: float, adjacency: str = "replace_one", **dataset: Any) -> Lowered:
     """Two steps over lots of two of four records."""
     document = {
         "version": 1,
-        "adjacency": "replace_one",
+        "adjacency": adjacency,
         "dataset": {"size": SIZE, **dataset},
         "sampling": {"scheme": "fixed_size", "lot_size": LOT},
         "steps": 2,
@@ -110,6 +111,24 @@ def test_no_data_sets_cost_more_than_the_upper_end_and_the_attack_costs_the_lowe
         pair = density(one, sigma), density(other, sigma)
         for epsilon, most in zip(EPSILONS, upper, strict=True):
             assert largest_delta(*pair, epsilon) <= most * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3.0])
+def test_others_that_oppose_a_zeroed_record_show_what_the_attack_says(sigma: float) -> None:
+    """The attack sees one direction of the two steps; steps are no test of their own."""
+    tested = lowered(sigma, "zero_out").phases[0].attack
+    assert tested is not None
+    sums, number = tested
+    assert isinstance(sums, events.DisplacedSum)
+    assert number == 1
+    others = -np.ones((SIZE, 2))
+    present, zeroed = others.copy(), others.copy()
+    present[0], zeroed[0] = 1.0, 0.0
+    both = density(present, sigma), density(zeroed, sigma)
+    for epsilon in EPSILONS[:3]:
+        exact = largest_delta(*both, epsilon)
+        shown = DisplacedSumAttack(sums).delta(epsilon).lower
+        assert 0.8 * exact - 1e-4 <= shown <= exact * 1.005 + 1e-6
 
 
 def test_what_both_data_sets_share_is_shared_out_as_well_as_can_be() -> None:

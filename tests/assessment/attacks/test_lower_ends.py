@@ -81,6 +81,9 @@ CASES: dict[str, Callable[[], Plan]] = {
     "fixed size, zeroed, correlated": lambda: small(
         given.FIXED_SIZE, 1.5, 4, noise=given.BIDIAGONAL
     ),
+    "fixed size, zeroed among opposites": lambda: small(
+        given.FIXED_SIZE, 2.0, 5, noise={"kind": "toeplitz_inverse", "coefficients": [1.0, -0.9]}
+    ),
     "one shuffled lot": lambda: small(given.SHUFFLED, 1.0, 1),
     "shuffled in two phases": lambda: small(
         phases=[phase(given.SHUFFLED, 0.5, 4), phase(given.SHUFFLED, 0.5, 8)]
