@@ -129,7 +129,7 @@ class NormalMixtureLaw(NormalPair):
 
 
 def log_mixture(exponent: Array, q: float) -> Array:
-    """Return log(1 - q + q·exp(exponent)) without overflow or cancellation."""
+    """Return log(1 - q + q·exp(exponent)), both of shape (n,), without overflow or cancellation."""
     small = np.minimum(exponent, 30.0)
     near = np.log1p(q * np.expm1(small))
     far = exponent + math.log(q) + np.log1p((1 - q) / q * np.exp(-np.maximum(exponent, 30.0)))

@@ -144,8 +144,8 @@ def displaced_draws_mixture(
     """Return the law of W along one direction, of one record; None if W is almost never > 0.
 
     The record, and all others, show of each step its projection, shape (n,) and in clip norms,
-    rounded down to a place of the law, so that this is the law of W itself, up to rounding. The last place stands for farther
-    ones, which hardly occur.
+    rounded down to a place of the law, so that this is the law of W itself, up to rounding. The
+    last place stands for farther ones, which hardly occur.
     """
     q = probability * (1 - 1e-12)
     mean, square = (q * float((projections**power).sum()) for power in (1, 2))
