@@ -99,6 +99,7 @@ class Library(StrictModel):
     - ``makes_classes``: the names of ``private`` are functions that return private classes.
     - ``methods``: methods of the result that do not change the arguments of the call.
     - ``yields_to``: sections whose scripts use these names too, as types or in tests.
+    - ``remarks``: notes on arguments of the private call that have a value.
     - ``trains``: a library that does not train is only read where no training library is called.
     """
 
@@ -118,6 +119,7 @@ class Library(StrictModel):
     rules: tuple[Rule, ...] = ()
     broken: tuple[BrokenObligation, ...] = ()
     notes: tuple[str, ...] = ()
+    remarks: tuple[tuple[str, str | bool, str], ...] = ()
 
     @property
     def samplers(self) -> tuple[LotSampler, ...]:

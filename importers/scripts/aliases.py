@@ -20,7 +20,9 @@ def find_change(script: Script, holder: ast.expr, key: str, *, items: bool) -> a
 
     With ``items``, its methods may change it too, as may assignments to its parts.
     """
-    chain = list(_chain(holder))
+    chain = [holder]
+    while isinstance(chain[-1], ast.Attribute | ast.Subscript):
+        chain.append(chain[-1].value)
     made = _function(script, chain[-1]) if isinstance(chain[-1], ast.Call) else None
     inside = ast.walk(made) if made is not None else ()
     chain += [part.value for part in inside if isinstance(part, ast.Return) and part.value]
@@ -35,13 +37,6 @@ def find_change(script: Script, holder: ast.expr, key: str, *, items: bool) -> a
             if (change := _change_at(script, node, names | {key}, items)) is not None:
                 return change
     return None
-
-
-def _chain(node: ast.expr) -> Iterator[ast.expr]:
-    yield node
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-        yield node
 
 
 def _name(node: ast.AST | None) -> str | None:

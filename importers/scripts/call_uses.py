@@ -374,7 +374,7 @@ class CallUses:
         bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
         if not bound:
             # A builtin, or an error when it runs, unless a star import binds it.
-            known = name in NAMES["reading_builtins"] or not self.script.star_import_lines
+            known = name in NAMES["reading_builtins"] or "*" not in self.script.imported
             return None if known else f"it is given the {words_of(taken)}"
         if name in NAMES["iterators"] and self.script.comes_from(
             call.func, ("tqdm", "rich", "itertools")

@@ -28,6 +28,7 @@ from affidavit.importers.scripts.repository import (
     find_caller,
     leading_definitions,
     modules_of,
+    one_walk,
 )
 from affidavit.importers.scripts.syntax import Script, find_import, last_name, parse_script
 from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
@@ -54,7 +55,8 @@ def read(
     use other arguments or noise than the text shows.
     """
     try:
-        return _read(raw, folder, name, explicit=explicit)
+        with one_walk():
+            return _read(raw, folder, name, explicit=explicit)
     except RecursionError:
         message = "its expressions are nested too deeply."
         raise not_imported("script", message, "Write them as several statements.") from None
@@ -164,29 +166,24 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
-    named = [
-        node
-        for node in _private_references(script, OPACUS)
-        if isinstance(script.parents[node], ast.Call)
-    ]
-    if named and not entries:
-        message = f"{source_text(named[0])} is called, but no supported library is imported."
-        raise not_imported("script", message, "Write a plan.", named[0].lineno)
     if OPACUS_BEFORE_1 in entries and not script.method_calls("attach"):
         # The class alone, whose method make_private is private.
         entries.remove(OPACUS_BEFORE_1)
     if not entries:
+        for node in _private_references(script, OPACUS):
+            if isinstance(script.parents[node], ast.Call):
+                message = f"{source_text(node)} is called, but no supported library is imported."
+                raise not_imported("script", message, "Write a plan.", node.lineno)
         if explicit:
             _require_nothing_private(script)
         return None
     keys = {entry.key for entry in entries}
     entries = [entry for entry in entries if keys.isdisjoint(entry.yields_to)]
     if len(entries) > 1:
-        running = _running_references(
-            script, [node for entry in entries for node in _private_references(script, entry)]
-        )
+        every = [node for entry in entries for node in _private_references(script, entry)]
+        running = set(_running_references(script, every))
         entries = [
-            e for e in entries if any(node in running for node in _private_references(script, e))
+            entry for entry in entries if not running.isdisjoint(_private_references(script, entry))
         ]
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
@@ -207,7 +204,7 @@ def _private_calls(script: Script, library: Library) -> tuple[list[list[ast.Call
         for nodes in (named, every)
     )
     if not calls or len(named) > len(calls):
-        lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
+        lines = ", ".join(str(node.lineno) for node in named)
         problem = (
             f"names a private call in several places (lines {lines})" if calls
             else f"names a private call but never makes it (lines {lines})"
@@ -240,12 +237,10 @@ def _require_nothing_private(script: Script) -> None:
     """Refuse a script that imports a training library without a supported call."""
     for entry in TRAINING:
         if (statement := find_import(script, entry.modules)) is not None:
-            known = [name for other in TRAINING if entry.modules[0] in other.modules
-                     for name in other.private.names[:2]]  # fmt: skip
-            names = " or ".join(known[:3])
             raise not_imported(
                 "script",
-                f"it imports {entry.modules[0]}, but makes no supported call, such as {names}.",
+                f"it imports {entry.modules[0]}, but makes no supported call, such as "
+                f"{' or '.join(entry.private.names[:3])}.",
                 "Check the file that makes the call, or write a plan.",
                 statement.lineno,
             )
@@ -261,16 +256,19 @@ def _private_references(script: Script, library: Library) -> Iterator[ast.expr]:
     for node in script.nodes:
         if isinstance(node, ast.alias) and node.name in names and node.asname:
             names.add(node.asname)
-    if library.makes_classes:
-        yield from _generated_classes(script, names)
-        return
     for node in script.nodes:
         match node:
+            case ast.Name(ctx=ast.Load()) if library.makes_classes:
+                made = (item.value for item in script.bindings_of(node))
+                if any(isinstance(m, ast.Call) and last_name(m.func) in names for m in made):
+                    yield node
             case ast.Call(func=ast.Name(id="getattr"), args=[base, *_]) if script.comes_from(
                 base, library.modules
             ):
                 yield node
-            case ast.Name() | ast.Attribute() if last_name(node) in names:
+            case ast.Name() | ast.Attribute() if (
+                last_name(node) in names and not library.makes_classes
+            ):
                 own = library is OPACUS or script.comes_from(node, library.modules)
                 module = last_name(script.parents[node]) in names  # of the same name
                 if own and not module and node not in script.type_nodes:
@@ -285,17 +283,6 @@ def _private_call_of(script: Script, library: Library, node: ast.expr) -> ast.Ca
     return outer if isinstance(outer, ast.Call) and outer.func is node else None
 
 
-def _generated_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
-    """Yield the references to classes that one of these functions makes."""
-    for node in script.nodes:
-        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
-            continue
-        bindings = script.bindings_of(node)
-        values = [binding.value for binding in bindings]
-        if any(isinstance(item, ast.Call) and last_name(item.func) in makers for item in values):
-            yield node
-
-
 def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> list[str]:
     """Refuse a call that may not be the library's, with the arguments that the text shows.
 
@@ -306,18 +293,17 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> li
     if (hidden := next(filter(None, files), None)) is not None:
         message = f"{hidden} beside it is imported in place of the package."
         raise not_imported(kind, message, "Rename it, or write a plan.", call.lineno)
+    method = library is OPACUS
     rebound = [
         binding
         for (_, bound), bindings in script.bindings.items()
         if bound in library.private.names
         for binding in bindings
-        if not isinstance(binding.node, ast.alias)
+        if method or not isinstance(binding.node, ast.alias)
     ]
-    method = library is OPACUS
     if (
         (method and not isinstance(call.func, ast.Attribute))
         or rebound
-        or (method and any(bound in library.private.names for _, bound in script.bindings))
         or not script.stored_attributes.keys().isdisjoint(
             (*library.private.names, *library.private.makers)
         )

@@ -11,7 +11,6 @@ import errno
 import itertools
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,31 +58,21 @@ def read_launches(folder: Path | None, name: str | None) -> Launches:
     settings: dict[str, str] = {}
     unread: str | None = None
     try:
-        unread = _add_settings(settings, folder, name) if folder and name else None
+        for number, path in enumerate(_files(folder, MAX_FILES + 1) if folder and name else ()):
+            if number == MAX_FILES:
+                unread = unread or f"more than {MAX_FILES:,} files beside the script"
+                break
+            text, programs = _read(path, os.getcwd())
+            file = os.path.basename(path)
+            if file.lower() == name or programs.isdisjoint(("", name, Path(name or "").stem)):
+                continue
+            if text is None:
+                unread = unread or f"{file}, which is larger than {MAX_FILE >> 10} KiB,"
+            settings |= dict.fromkeys(_settings(text or ""), file)
     except OSError as error:
         file = os.path.basename(str(error.filename))
         unread = f"{file}, which cannot be read ({error.strerror}),"
     return Launches(settings, unread)
-
-
-def _add_settings(settings: dict[str, str], folder: Path, name: str) -> str | None:
-    """Add the options that launch files name, and return what is not read; raises ``OSError``."""
-    unread: str | None = None
-    for number, path in enumerate(_files(folder, MAX_FILES + 1)):
-        if number == MAX_FILES:
-            unread = unread or f"more than {MAX_FILES:,} files beside the script"
-            break
-        text, programs = _read(path)
-        if programs.isdisjoint(("", name, Path(name).stem)):
-            continue
-        file = os.path.basename(path)
-        if file.lower() == name:
-            continue
-        if text is None:
-            unread = unread or f"{file}, which is larger than {MAX_FILE >> 10} KiB,"
-            continue
-        settings |= dict.fromkeys(_settings(text), file)
-    return unread
 
 
 def _settings(text: str) -> Iterator[str]:
@@ -94,18 +83,12 @@ def _settings(text: str) -> Iterator[str]:
             yield option_name(key.rstrip(":"))
 
 
-def _read(file: str) -> tuple[str | None, frozenset[str]]:
+@lru_cache(maxsize=MAX_FILES)
+def _read(file: str, root: str) -> tuple[str | None, frozenset[str]]:
     """Return the text of a file, None if it is too large, and the programs that it names.
 
     The program "" stands for programs that are not known.
     """
-    version = _version(file)
-    return _read_version(file, os.getcwd(), *version) if version else ("", frozenset())
-
-
-@lru_cache(maxsize=MAX_FILES)
-def _read_version(file: str, root: str, *_: int) -> tuple[str | None, frozenset[str]]:
-    """Read a file of the repository once, because each script beside it searches it."""
     try:
         raw = read_inside(file, root, MAX_SEARCHED)
     except (OutsideFolder, FileNotFoundError):
@@ -128,21 +111,7 @@ def _read_version(file: str, root: str, *_: int) -> tuple[str | None, frozenset[
     return (None if len(raw) > MAX_FILE else raw.decode("utf-8", "replace")), programs
 
 
-def find_mention(folder: Path | None, name: str | None, variable: str) -> str | None:
-    """Return the first file that names an environment variable.
-
-    Workflows, Dockerfiles, compose files, jobs and sourced scripts set variables in many ways: a
-    default that any of them names is not what is known to run.
-    """
-    word = re.compile(rf"\b{re.escape(variable)}\b")
-    for path in () if folder is None else _files(folder):
-        text, _ = _read(path)
-        if text is not None and os.path.basename(path).lower() != name and word.search(text):
-            return os.path.basename(path)
-    return None
-
-
-def _files(folder: Path, most: int = MAX_FILES) -> Iterator[str]:
+def _files(folder: Path, most: int) -> Iterator[str]:
     """Yield the files that may launch the script, ``most`` of them at most."""
     seen: dict[str, None] = {}
     root = Path.cwd().resolve()
@@ -152,40 +121,12 @@ def _files(folder: Path, most: int = MAX_FILES) -> Iterator[str]:
             below = [path for path in _paths_in(str(at)) if os.path.basename(path)[0] != "."]
             for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
                 seen |= dict.fromkeys(_paths_in(inner))
-    yield from itertools.islice(filter(_is_file, seen), most)
-
-
-def _paths_in(folder: str) -> tuple[str, ...]:
-    """Return the sorted paths of what may launch a script in a folder, or nothing if it is none."""
-    return _listed(folder, *_version(folder))
-
-
-def _version(path: str) -> tuple[int, ...]:
-    """Return what changes when a file or a folder does, or nothing if there is none."""
-    state = _state(path)
-    return () if state is None else (
-        state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
-    )  # fmt: skip
-
-
-def _state(path: str) -> os.stat_result | None:
-    """Return the state of what is at a path, or None if nothing is; raises ``OSError``."""
-    try:
-        return os.stat(path)
-    except OSError as error:
-        if error.errno in ABSENT:
-            return None
-        raise
-
-
-def _is_file(path: str) -> bool:
-    state = _state(path)
-    return state is not None and stat.S_ISREG(state.st_mode)
+    yield from itertools.islice((path for path in seen if Path(path).is_file()), most)
 
 
 @lru_cache(maxsize=MAX_FILES)
-def _listed(folder: str, *_: int) -> tuple[str, ...]:
-    """List a folder once, because each script in or below it searches it."""
+def _paths_in(folder: str) -> tuple[str, ...]:
+    """Return the sorted paths of what may launch a script in a folder, or nothing if it is none."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -202,6 +143,10 @@ def option_name(word: str) -> str:
     >>> option_name("--noise-multiplier"), option_name("+privacy.sigma")
     ('noise_multiplier', 'privacy.sigma')
     """
-    if word.startswith("$"):
-        return word
     return word.lstrip("-+~").replace("-", "_").lower()
+
+
+def forget_files() -> None:
+    """Read files and folders again from now on."""
+    _read.cache_clear()
+    _paths_in.cache_clear()

@@ -27,7 +27,6 @@ from affidavit.importers.partial_plan import (
 from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
 from affidavit.importers.scripts.quantities import PLAN_POINTERS
 from affidavit.importers.scripts.step_count import (
-    count_passes,
     enclosing_loops,
     optimizer_steps,
     runs_once,
@@ -36,12 +35,16 @@ from affidavit.importers.scripts.syntax import Script, find_import, keywords_of,
 from affidavit.importers.scripts.use_table import SECRETS
 from affidavit.plan import MalformedPlan
 
-ARGUMENTS = frozenset(NAMES["opacus_arguments"])
 BY_CRITERION = "ghost clipping only clips the loss of the criterion that make_private returns"
 CLIPPING_MODES = ("flat", "per_layer", "adaptive")
 STATE_NOISE_REMEDY = (
     '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.'
 )
+
+
+def _leaves(statement: ast.AST) -> bool:
+    call = getattr(statement, "value", None)
+    return isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit", "quit")
 
 
 class OpacusPlanReader(ScriptPlanReader):
@@ -54,7 +57,7 @@ class OpacusPlanReader(ScriptPlanReader):
         statement = script.parents[call]
         self.values.private_statement = statement if isinstance(statement, ast.Assign) else None
         self.calibrates = last_name(call.func) == "make_private_with_epsilon"
-        self.drop_last: bool | None = self.stated.get("drop_last")
+        self.drop_last = self.stated.get("drop_last")
 
     def partial(self) -> PartialPlan:
         """Return the plan fields; raises ``MalformedPlan``."""
@@ -62,12 +65,12 @@ class OpacusPlanReader(ScriptPlanReader):
         if isinstance(clipping, str) and clipping not in CLIPPING_MODES:
             message = f"its {last_name(self.call.func)} may not be Opacus's: clipping={clipping}."
             raise self.refusal(message, "Write a plan.")
-        if not self._is_guarded():
-            self.broken.append(FAULTS["private_divisor"])
-        if self._makes_several_engines():
-            self.broken.append(FAULTS["accountant_reset"])
-        if self._may_be_skipped():
-            self.broken.append(FAULTS["private_call_skipped"])
+        faults = {
+            "private_divisor": not self._is_guarded(),
+            "accountant_reset": self._makes_several_engines(),
+            "private_call_skipped": self._may_be_skipped(),
+        }
+        self.broken += [FAULTS[key] for key, is_broken in faults.items() if is_broken]
         self.values.other_steps = frozenset(
             step
             for step in optimizer_steps(self.values)
@@ -98,24 +101,18 @@ class OpacusPlanReader(ScriptPlanReader):
 
     # ---- the parts of a plan ------------------------------------------------------------
 
-    def release(self) -> dict[str, Any]:
-        """Return the only release. Noise that Opacus calibrates is added by ``finish``."""
-        if not self.calibrates or "noise_multiplier" in self.stated:
-            return super().release()
-        clip = self.quantity("clip_norm")
-        return {"name": "all", "clip_norm": clip if clip is not None and clip > 0 else 1.0}
-
     def scheme(self) -> str | None:
         """Return ``poisson``, or the loader's scheme if Poisson sampling is turned off."""
-        node = self.arguments.get("poisson_sampling")
-        own = (
-            None if node is None else self.read(node, "/sampling/scheme", "poisson_sampling", bool)
-        )
-        poisson = self.resolve("poisson_sampling", True if node is None else own)
+        name = "poisson_sampling"
+        node = self.arguments.get(name)
+        own = True if node is None else self.read(node, "/sampling/scheme", name, bool)
+        poisson = self.resolve(name, own)
         if poisson is False:
             self.is_poisson = False
             self.unread["/sampling/scheme"] = "poisson_sampling=False does not draw Poisson lots."
-            return "shuffled" if self._shuffles() else None
+            loader = self._loader()
+            shuffle = None if loader is None else keywords_of(loader).get("shuffle")
+            return "shuffled" if self.values.known_value(shuffle) is True else None
         return "poisson" if poisson else None
 
     def lot_size(self) -> Any:
@@ -178,30 +175,12 @@ class OpacusPlanReader(ScriptPlanReader):
         """Whether a name can only be the loader of the private training."""
         return self.kinds.kinds(node) == {"lots"}
 
-    def passes(self) -> tuple[str, float, int]:
-        """Count the loops around ``optimizer.step()``, not the epochs of a calibration.
-
-        Raises ``Unreadable``.
-        """
-        own = count_passes(self.values)
-        return ("epochs" if own.is_epochs else "steps"), own.count, own.line
-
     def add_notes(self) -> None:
         """Add the notes that depend on what was read."""
         if self.calibrates and "noise_multiplier" not in self.stated:
             self.notes.append("Opacus: the noise is what its own calibration gives.")
-        if ignored := sorted(self.arguments.keys() - ARGUMENTS):
+        if ignored := sorted(self.arguments.keys() - {*NAMES["opacus_arguments"]}):
             self.notes.append(f"Opacus: it is Opacus itself, which ignores {', '.join(ignored)}.")
-        if self.values.known_value(self.arguments.get("grad_sample_mode")) == "no_op":
-            self.notes.append("Opacus: with no_op the script forms each record's gradient itself.")
-        if self.values.known_value(self.arguments.get("batch_first")) is False:
-            self.notes.append("Opacus: records are the second axis of what layers get.")
-        layers = self.arguments.get("clipping")
-        if layers is not None and self.values.known_value(layers) == "per_layer":
-            self.notes.append(
-                "Opacus: with per-layer clipping the noise multiplier is taken over the norm of "
-                "all layers' clip norms together, which is what its optimiser does."
-            )
         super().add_notes()
 
     # ---- the loader ----------------------------------------------------------------------
@@ -215,21 +194,13 @@ class OpacusPlanReader(ScriptPlanReader):
         self.unread.setdefault("/sampling/lot_size", "the script does not show the data_loader.")
         return None
 
-    def _shuffles(self) -> bool:
-        loader = self._loader()
-        return (
-            loader is not None
-            and self.values.known_value(keywords_of(loader).get("shuffle")) is True
-        )
-
     # ---- what the library does not do --------------------------------------------------------
 
     def _is_guarded(self) -> bool:
         """Whether ``guard.opacus(...)`` runs whenever the private call does."""
         scope = self.script.scope_of(self.call)
         return any(
-            isinstance(module, ast.Name)
-            and self.script.is_import_of(module, "affidavit", "guard")
+            self.script.module_path(module) == "affidavit.guard"
             and self.script.scope_of(call) is scope
             and self.values.always_runs(self.call, scope, call)
             for call, module in self.script.method_calls("opacus")
@@ -241,15 +212,10 @@ class OpacusPlanReader(ScriptPlanReader):
         for outer in self.script.ancestors(self.call):
             if isinstance(outer, ast.Try) and inner in outer.body:
                 last = [handler.body[-1] for handler in outer.handlers]
-                if not all(self._ends(statement) for statement in last):
+                if not all(isinstance(end, ast.Raise) or _leaves(end) for end in last):
                     return True
             inner = outer
         return False
-
-    def _ends(self, statement: ast.stmt) -> bool:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        leaves = isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit", "quit")
-        return leaves or isinstance(statement, ast.Raise)
 
     def _is_ghost(self) -> bool:
         """Whether gradients may be clipped by a second backward pass."""
@@ -291,11 +257,6 @@ class OpacusPlanReader(ScriptPlanReader):
             isinstance(loop, ast.While) or not runs_once(self.values, loop.iter)
             for loop in enclosing_loops(self.values, node)
         )
-
-    @property
-    def drops_last_lot(self) -> bool:
-        """Whether the loader drops the last lot."""
-        return self.drop_last is True
 
     # ---- once everything is stated -------------------------------------------------------------
 
@@ -341,16 +302,15 @@ class OpacusPlanReader(ScriptPlanReader):
         """Set the calibrated noise, or refuse a directive that states more noise."""
         release = plan["releases"][0]
         stated = release.get("noise_multiplier")
-        if stated is None:
-            release["noise_multiplier"] = self._calibrated(plan, lots, calibrate)
-            return
-        if self.values.alternatives:
-            return  # it may be what another of the calls adds
         try:
             own = self._calibrated(plan, lots, calibrate)
         except MalformedPlan:
+            if stated is None:
+                raise
             return  # what it calibrates is not settled
-        if stated > own:
+        if stated is None:
+            release["noise_multiplier"] = own
+        elif stated > own and not self.values.alternatives:  # else another call may add it
             raise conflict("noise_multiplier", stated, f"{own:.6g} calibrated", self.call.lineno)
 
     def _calibrated(
@@ -383,18 +343,13 @@ class OpacusPlanReader(ScriptPlanReader):
         }
         lacking = [key for key, value in stated.items() if value is None]
         if lots is None or epochs is None or lacking:
-            unknown = [*lacking, *(["the argument epochs"] if epochs is None else [])]
-            keys = [*lacking, *(["epochs"] if epochs is None else [])]
-            why = [
-                self.unread[PLAN_POINTERS[key]] for key in keys if PLAN_POINTERS[key] in self.unread
-            ]
-            unread_reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for reason in why))
+            unknown = lacking if epochs is not None else [*lacking, "epochs"]
+            whys = (f"{key} ({self.unread.get(PLAN_POINTERS[key], 'unknown')})" for key in unknown)
             remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
             raise self.refusal(
-                "the noise that make_private_with_epsilon calibrates cannot be read from the script"
-                + (f": {', '.join(unknown)} cannot be read" if unknown else "")
-                + (f" ({unread_reasons})." if unread_reasons else "."),
-                f"Add {remedy if lacking and epochs is not None else ''}{STATE_NOISE_REMEDY}",
+                "the noise that make_private_with_epsilon calibrates cannot be read from the "
+                f"script: {', '.join(whys) or 'the lots are larger than the data set'}.",
+                f"Add {remedy if unknown == lacking != [] else ''}{STATE_NOISE_REMEDY}",
             )
         rate = 1 / lots
         return {

@@ -1,15 +1,16 @@
 """Read where scripts take their settings from.
 
 Defaults of ``argparse`` and absl flags; fields of dataclasses and plain classes;
-``SimpleNamespace``; ``os.environ`` with a default; JSON and YAML files beside the script; sizes of
-well-known data sets. A default is what runs unless something overrides it; the report says that it
-was read.
+``SimpleNamespace``; JSON and YAML files beside the script; sizes of well-known data sets. A default
+is what runs unless something overrides it; the report says that it was read.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,11 @@ from ruamel.yaml.error import YAMLError
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.launches import option_name
-from affidavit.importers.scripts.syntax import Script, keywords_of, last_name
+from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, unpacks
 from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
 from affidavit.plan import read_inside
 
-SAFE_PARSER_ARGUMENTS = frozenset(NAMES["safe_parser_arguments"])
-FLAGS = frozenset(NAMES["flags"])
-SPECIAL_METHODS = frozenset(NAMES["unplain"])
+PARSER_MAKERS = ("ArgumentParser", "add_argument_group", "add_mutually_exclusive_group")
 NAMESPACE_CLASSES: dict[str | None, dict[str, Any]] = {
     "SimpleNamespace": {},
     "Namespace": {},
@@ -45,13 +44,11 @@ MAX_DEPTH = 50
 
 def read_argparse(values: Evaluator, call: ast.Call) -> Any:
     """Read ``parser.parse_args()``: the defaults of the only parser; raises ``Unreadable``."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in (
-        "parse_args", "parse_known_args",
-    ):  # fmt: skip
+    if getattr(call.func, "attr", "") not in ("parse_args", "parse_known_args"):
         return None
     if call.args or call.keywords:
         raise Unreadable(call, "it parses other arguments than the command line")
-    partial = call.func.attr == "parse_known_args"
+    partial = last_name(call.func) == "parse_known_args"
     script = values.script
     _require_plain_parser(values, call)
     declared: dict[str, Any] = {}
@@ -100,9 +97,10 @@ def _option_default(values: Evaluator, call: ast.Call, name: str) -> Any:
 def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
     script = values.script
     parsers = script.calls_to("ArgumentParser")
-    if len(parsers) != 1 or not _is_argparse(script, parsers[0].func):
+    if len(parsers) != 1 or script.module_path(parsers[0].func) != "argparse.ArgumentParser":
         raise Unreadable(call, "the script has several parsers, or one of another library")
-    if {keyword.arg for keyword in parsers[0].keywords} - SAFE_PARSER_ARGUMENTS or parsers[0].args:
+    known = keywords_of(parsers[0]).keys() <= {*NAMES["safe_parser_arguments"]}
+    if parsers[0].args or unpacks(parsers[0]) or not known:
         raise Unreadable(parsers[0], "the parser's arguments may change defaults")
     for node in script.nodes:
         outer = script.parents.get(node)
@@ -118,48 +116,25 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
             ) or not isinstance(getattr(outer, "ctx", ast.Load()), ast.Load):
                 raise Unreadable(node, "sys.argv is changed while the script runs")
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    if isinstance(receiver, ast.Name):
-        if script.value_of(receiver) is not parsers[0]:
-            raise Unreadable(call, f"{receiver.id} is not always the parser")
-    elif receiver is not parsers[0]:
-        raise Unreadable(call, "its parser is not bound to a name")
-    target = script.parents[parsers[0]]
-    names = {last_name(item) for item in getattr(target, "targets", ())} | {
-        last_name(item)
-        for assignment in script.nodes
-        if isinstance(assignment, ast.Assign)
-        and isinstance(assignment.value, ast.Call)
-        and last_name(assignment.value.func)
-        in ("add_argument_group", "add_mutually_exclusive_group")
-        for item in assignment.targets
+    made = script.value_of(receiver) if isinstance(receiver, ast.Name) else receiver
+    if made is not parsers[0]:
+        raise Unreadable(call, f"{source_text(receiver)} is not always the parser")
+    names = {
+        last_name(target)
+        for maker in script.calls_to(*PARSER_MAKERS)
+        for target in getattr(script.parents[maker], "targets", ())
     }
     for node in script.nodes:
         if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
             outer = script.parents[node]
-            if node is receiver and isinstance(outer, ast.Return):
-                continue  # to the module that parses with it
-            if (
-                not isinstance(outer, ast.Attribute)
-                or outer.attr not in NAMES["safe_parser_methods"]
-            ):
+            if getattr(outer, "attr", None) not in NAMES["safe_parser_methods"]:
                 raise Unreadable(outer, "the parser is passed on, and may get other defaults")
-
-
-def _is_argparse(script: Script, function: ast.expr) -> bool:
-    match function:
-        case ast.Attribute(value=ast.Name() as module):
-            return script.is_import_of(module, "argparse")
-        case ast.Name():
-            return script.is_import_of(function, "argparse", "ArgumentParser")
-    return False
 
 
 def option_destination(call: ast.Call) -> str | None:
     """Return the attribute that an ``add_argument`` sets, or None if it is computed."""
-    if not call.args or any(keyword.arg is None for keyword in call.keywords):
-        return None
-    names = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
-    if len(names) != len(call.args) or not all(isinstance(name, str) for name in names):
+    names = [getattr(arg, "value", None) for arg in call.args]
+    if not names or unpacks(call) or not all(isinstance(name, str) for name in names):
         return None
     explicit = keywords_of(call).get("dest")
     if explicit is not None:
@@ -176,19 +151,18 @@ def read_absl_flags(values: Evaluator, call: ast.Call) -> Any:
     if not (isinstance(call.func, ast.Name) and call.func.id == "FLAGS" and not call.args):
         return None
     fields: dict[str, Any] = {}
-    for item in values.script.calls_to(*FLAGS):
-        if len(item.args) < 2:
-            continue
-        name = item.args[0].value if isinstance(item.args[0], ast.Constant) else None
+    for item in values.script.calls_to(*NAMES["flags"]):
+        name = getattr(next(iter(item.args), None), "value", None)
         if not isinstance(name, str) or name in fields:
             raise Unreadable(item, "a flag's name is not a literal, or is declared twice")
-        fields[name] = values.try_evaluate(item.args[1])
+        if len(item.args) > 1:
+            fields[name] = values.try_evaluate(item.args[1])
     return Record("options", fields)
 
 
 def read_absl_flag(values: Evaluator, call: ast.Call) -> Any:
     """Read an absl flag object, whose ``value`` is the flag's default; raises ``Unreadable``."""
-    if last_name(call.func) not in FLAGS or len(call.args) < 2:
+    if last_name(call.func) not in NAMES["flags"] or len(call.args) < 2:
         return None
     name = str(values.known_value(call.args[0]))
     script = values.script
@@ -232,7 +206,7 @@ def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
     """Return the fields of a dataclass or plain class, with their defaults."""
     methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     plain = all("dataclass" in ast.unparse(item) for item in node.decorator_list)
-    if not plain or node.keywords or methods & SPECIAL_METHODS:
+    if not plain or node.keywords or not methods.isdisjoint(NAMES["unplain"]):
         raise Unreadable(node, f"{node.name} is not a plain class or dataclass")
     fields: dict[str, Any] = {}
     for base in node.bases:
@@ -244,17 +218,15 @@ def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
     for item in node.body:
         match item:
             case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
-                fields[name] = _default_of(values, name, value, fields)
+                fields[name] = _default_of(values, name, value)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                fields[name] = _default_of(values, name, value, fields)
+                fields[name] = _default_of(values, name, value)
             case ast.If() | ast.For() | ast.AugAssign() | ast.Try() | ast.With():
                 raise Unreadable(item, f"{node.name} computes its fields")
     return fields
 
 
-def _default_of(values: Evaluator, name: str, value: ast.expr, fields: dict[str, Any]) -> Any:
-    if name in fields and isinstance(fields[name], Unreadable):
-        return fields[name]
+def _default_of(values: Evaluator, name: str, value: ast.expr) -> Any:
     if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
         options = keywords_of(value)
         match options.get("default"), options.get("default_factory"):
@@ -269,29 +241,10 @@ def _default_of(values: Evaluator, name: str, value: ast.expr, fields: dict[str,
     return values.try_evaluate(value)
 
 
-def read_environment(values: Evaluator, call: ast.Call) -> Any:
-    """Read ``os.environ.get(name, default)`` and ``os.getenv``: the default.
-
-    Raises ``Unreadable``.
-    """
-    text = ast.unparse(call.func)
-    if text not in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
-        return None
-    if len(call.args) != 2 or not isinstance(call.args[0], ast.Constant):
-        raise Unreadable(call, "its value comes from the environment, without a literal default")
-    if (setter := next((n for n in values.script.nodes if _sets_environment(n)), None)) is not None:
-        line = getattr(setter, "lineno", "?")
-        raise Unreadable(call, f"line {line} may set the environment")
-    return values.use_default(f"${call.args[0].value!s}", values.try_evaluate(call.args[1]))
-
-
-def _sets_environment(node: ast.AST) -> bool:
-    match node:
-        case ast.Subscript(value=base, ctx=ast.Store() | ast.Del()):
-            return last_name(base) == "environ"
-        case ast.Attribute(value=base, attr=used) if last_name(base) == "environ":
-            return used not in ("get", "copy", "items", "keys")
-    return last_name(node) in NAMES["environment_setters"]
+def read_environment(_: Evaluator, call: ast.Call) -> Any:
+    """Refuse ``os.environ.get(...)`` and ``os.getenv(...)``, since anything may set a variable."""
+    if ast.unparse(call.func) in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
+        raise Unreadable(call, "its value comes from the environment")
 
 
 def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
@@ -342,31 +295,21 @@ def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
         content = raw.decode("utf-8")
         is_json = name.endswith(".json")
         document = json.loads(content) if is_json else YAML(typ="safe").load(content)
+        return _as_record(call, document, itertools.count())
     except (OSError, ValueError, RecursionError, YAMLError) as error:
         why = f"{name} beside the script cannot be read: {type(error).__name__}"
         raise Unreadable(call, why) from None
-    if not isinstance(document, dict) or not _is_small(document):
-        raise Unreadable(call, f"{name} is not a mapping, or too large, or refers to itself")
-    return _as_record(document)
 
 
-def _is_small(document: Any) -> bool:
-    """Whether a document stays within the size and depth limits with aliases expanded."""
-    count, parts = 0, [(document, 0)]
-    while parts:
-        part, depth = parts.pop()
-        count += 1
-        if count > MAX_VALUES or depth > MAX_DEPTH:
-            return False
-        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        parts += [(item, depth + 1) for item in inner]
-    return True
-
-
-def _as_record(document: Any) -> Any:
-    """Convert a document to nested records."""
+def _as_record(call: ast.Call, document: Any, count: Iterator[int], depth: int = 0) -> Any:
+    """Convert a document to nested records, with aliases expanded; raises ``Unreadable``."""
+    if depth > MAX_DEPTH or next(count) > MAX_VALUES:
+        raise Unreadable(call, "its file is too large, or refers to itself")
+    if isinstance(document, list):
+        return [_as_record(call, item, count, depth + 1) for item in document]
     if isinstance(document, dict):
-        return Record("file", {key: _as_record(value) for key, value in document.items()})
+        items = {key: _as_record(call, item, count, depth + 1) for key, item in document.items()}
+        return Record("file", items)
     return document
 
 

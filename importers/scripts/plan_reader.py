@@ -25,7 +25,6 @@ from affidavit.importers.partial_plan import (
     NoiseCalibration,
     OpenUse,
     PartialPlan,
-    SourceSpan,
     is_number,
     malformed_plan,
 )
@@ -94,6 +93,9 @@ class ScriptPlanReader(Quantities):
         self.notes = [f"{library.name}: {note}" for note in notes]
         self.broken: list[BrokenObligation] = list(library.broken)
         self.is_poisson: bool | None = None
+        self.calibrates = False
+        self.drop_last: bool | None = None
+        """Whether the script leaves out the records that do not fill a last lot."""
         self.open_uses: tuple[OpenUse, ...] = ()
 
     def partial(self) -> PartialPlan:
@@ -118,7 +120,7 @@ class ScriptPlanReader(Quantities):
             data=data,
             assumed=tuple(self.notes),
             lines=tuple(self.lines),
-            literals=tuple((pointer, _span(node)) for pointer, node in self.read_literals.items()),
+            literals=tuple(self.read_literals.items()),
             excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
             broken=tuple(self.broken),
             open_uses=self.open_uses,
@@ -137,37 +139,51 @@ class ScriptPlanReader(Quantities):
         """The kinds of private objects that expressions of the script may be."""
         loader = self.arguments.get("data_loader")
         sources = RecordSources(self.values)
-        for source in [*self.lots_drawn_from, *self._indexed()] if loader is None else [loader]:
+        for source in self._drawn_from() if loader is None else [loader]:
             sources.add(source)
         kinds = ObjectKinds(self.values, self.library, self.call, sources)
         kinds.spread()
         return kinds
 
-    def _indexed(self) -> list[ast.expr]:
-        """Return the arrays that a loop of steps takes its lots from, by an index."""
-        loops = [loop for step in optimizer_steps(self.values)
-                 for loop in enclosing_loops(self.values, step)]  # fmt: skip
-        return [
-            node.value
-            for loop in loops
-            for node in ast.walk(loop)
-            if isinstance(node, ast.Subscript)
-            and isinstance(node.ctx, ast.Load)
-            and isinstance(node.value, ast.Name)
-            and not isinstance(node.slice, ast.Constant)
-            and self.values.known_value(node.value) is None
-            and all(
-                set(loops).isdisjoint(self.script.ancestors(item.node))
-                for item in self.script.bindings_of(node.value)
-            )
-        ]
+    def _drawn_from(self) -> Iterator[ast.expr]:
+        """Yield the iterables, and the arrays with an index, that lots are drawn from."""
+        steps = optimizer_steps(self.values)
+        around = (loop for step in steps for loop in enclosing_loops(self.values, step))
+        loops = dict.fromkeys(around)
+        for loop in loops:
+            if isinstance(loop, ast.For):
+                yield loop.iter
+            for node in ast.walk(loop):
+                if (
+                    isinstance(node, ast.Subscript)
+                    and isinstance(node.ctx, ast.Load)
+                    and isinstance(node.value, ast.Name)
+                    and not isinstance(node.slice, ast.Constant)
+                    and self.values.known_value(node.value) is None
+                    and all(
+                        loops.keys().isdisjoint(self.script.ancestors(place))
+                        for place in self.script.places_of(node.value)
+                    )
+                ):
+                    yield node.value
+        for call in self.script.calls:
+            fits = last_name(call.func) == "fit"
+            yield from call.args[:2] if fits else ()
+            named = ("train_dataset", "train_dataloaders", *(("x", "y") if fits else ()))
+            yield from (value for key, value in keywords_of(call).items() if key in named)
 
     # ---- the parts of a plan ------------------------------------------------------------
 
     def release(self) -> dict[str, Any]:
-        """Return the only release; raises ``MalformedPlan`` if its noise is not known."""
+        """Return the only release; raises ``MalformedPlan`` if its noise is not known.
+
+        Noise that the library ``calibrates`` is added by ``finish``.
+        """
         clip = self.quantity("clip_norm")
         noise = self.resolve("noise_multiplier", self.quantity("noise_multiplier"))
+        release = {"name": "all", "clip_norm": clip if is_number(clip) and clip > 0 else 1.0}
+        if noise is None and self.calibrates:
+            return release
         if noise is None:
             raise self.refusal(
                 "noise_multiplier cannot be read from the script: "
@@ -178,8 +194,7 @@ class ScriptPlanReader(Quantities):
         if noise <= 0:
             message = f"noise_multiplier is {noise}, which adds no noise."
             raise self.refusal(message, "Add noise.")
-        clip = clip if is_number(clip) and clip > 0 else 1.0
-        return {"name": "all", "clip_norm": clip, "noise_multiplier": noise}
+        return release | {"noise_multiplier": noise}
 
     def _no_argument(self) -> str:
         if self.quantity("target_epsilon") is not None:
@@ -213,7 +228,14 @@ class ScriptPlanReader(Quantities):
         scheme = self._scheme_of_library()
         for sampler, call in self._samplers():
             name = sampler.names[0]
-            if sampler.scheme is None or not self._holds(sampler, call):
+            whole = self.values.with_unpacked_keywords(call)
+            arguments = arguments_of(whole, sampler, self.kind) if sampler.holds else {}
+            holds = all(
+                satisfies_requirement(self.values.try_evaluate(arguments[key]), requirement, None)
+                for key, requirement in sampler.holds.items()
+                if key in arguments
+            )
+            if sampler.scheme is None or not holds:
                 remedy = sampler.remedy
                 raise self.refusal(f"the lots of {name} are not read.", remedy, call.lineno)
             if scheme not in (None, sampler.scheme):
@@ -229,17 +251,6 @@ class ScriptPlanReader(Quantities):
             name = self.script.module_path(call.func).rpartition(".")[2]
             if name in known and self._may_run_beside(call):
                 yield known[name], call
-
-    def _holds(self, sampler: LotSampler, call: ast.Call) -> bool:
-        """Whether a sampler draws lots of its scheme with the arguments of ``call``."""
-        if not sampler.holds:
-            return True
-        arguments = arguments_of(self.values.with_unpacked_keywords(call), sampler, self.kind)
-        return all(
-            satisfies_requirement(self.values.try_evaluate(node), requirement, None)
-            for argument, requirement in sampler.holds.items()
-            if (node := arguments.get(argument)) is not None
-        )
 
     def _scheme_of_library(self) -> str | None:
         if self.library.poisson is not None:
@@ -273,15 +284,14 @@ class ScriptPlanReader(Quantities):
                 again = max(trainings, key=lambda call: call.lineno)
                 raise Unreadable(again, "it trains again")
             try:
-                around = passes_around(self.values, trainings[0])
+                _, around, _ = passes_around(self.values, trainings[0])
             except UnreadNumber as reason:
                 raise Unreadable(reason.node, reason.why) from None
             why = "the length of training cannot be determined"
-            raise (UnreadNumber if around.count == 1 else Unreadable)(trainings[0], why)
+            raise (UnreadNumber if around == 1 else Unreadable)(trainings[0], why)
         updates = self.values.updates
         runs = len(updates) == 1 and not any(call.trains for call in self.library.beside)
-        own = passes_around(self.values, updates[0]) if runs else count_passes(self.values)
-        return ("epochs" if own.is_epochs else "steps"), own.count, own.line
+        return passes_around(self.values, updates[0]) if runs else count_passes(self.values)
 
     def _updates(self) -> list[ast.Call]:
         """Return the calls that apply private updates where no ``step()`` does.
@@ -406,21 +416,6 @@ class ScriptPlanReader(Quantities):
             line = getattr(node, "lineno", None)
             self.broken.append(fault.model_copy(update={"message": message, "line": line}))
 
-    @cached_property
-    def lots_drawn_from(self) -> list[ast.expr]:
-        """The iterables that lots are drawn from."""
-        script, loader = self.script, self.arguments.get("data_loader")
-        starts = [] if loader is None else [loader]
-        for step in optimizer_steps(self.values):
-            loops = enclosing_loops(self.values, step)
-            starts += [loop.iter for loop in loops if isinstance(loop, ast.For)]
-        for call in script.calls:
-            starts += call.args[:2] if last_name(call.func) == "fit" else []
-            fits = ("x", "y") if last_name(call.func) == "fit" else ()
-            named = (*fits, "train_dataset", "train_dataloaders")
-            starts += [value for key, value in keywords_of(call).items() if key in named]
-        return starts
-
     def _values_of(self, argument: str) -> Iterator[Any]:
         """Yield all values of an argument of the private call, or None if there is none."""
         values = [self.values.try_evaluate(node) for node in self.settings(argument)] or [None]
@@ -451,6 +446,9 @@ class ScriptPlanReader(Quantities):
                 holds = "holds" if side == "body" else "does not hold"
                 self.notes.append(f"{name}: it trains with privacy where {test} {holds}.")
             inner = outer
+        for argument, value, note in self.library.remarks:
+            if self.values.known_value(self.arguments.get(argument)) == value:
+                self.notes.append(f"{name}: {note}")
         if self.values.defaults:
             names = [n for n, node in self.arguments.items() if isinstance(node, ast.Attribute)]
             read = ", ".join(names or sorted(self.values.defaults))
@@ -482,14 +480,9 @@ class ScriptPlanReader(Quantities):
         size, sampling = plan.get("dataset", {}).get("size"), dict(plan.get("sampling", {}))
         lot = sampling.get("lot_size")
         divides = isinstance(size, int) and isinstance(lot, int) and lot > 0 and size % lot == 0
-        if sampling.get("scheme") == "shuffled" and not (divides or self.drops_last_lot):
+        if sampling.get("scheme") == "shuffled" and not (divides or self.drop_last):
             plan["sampling"] = {"drop_last": False} | sampling
         return plan
-
-    @property
-    def drops_last_lot(self) -> bool:
-        """Whether the script leaves out the records that do not fill a last lot."""
-        return False
 
     def _loaders_shuffle(self) -> bool:
         """Whether lots have a fixed size and each record occurs once per pass.
@@ -521,10 +514,6 @@ class ScriptPlanReader(Quantities):
     def _set_field(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
-
-
-def _span(node: ast.Constant) -> SourceSpan:
-    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
 
 def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:

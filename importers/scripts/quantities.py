@@ -10,11 +10,11 @@ from typing import Any
 from affidavit.importers.directives import DIRECTIVE_FIELDS
 from affidavit.importers.libraries import Call, Library
 from affidavit.importers.names import NAMES
-from affidavit.importers.partial_plan import is_number, not_imported
+from affidavit.importers.partial_plan import SourceSpan, is_number, not_imported
 from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.options import READERS
 from affidavit.importers.scripts.step_count import optimizer_steps, passes_around
-from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, unpacks
+from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, names_in, unpacks
 from affidavit.importers.scripts.values import Evaluator, Unreadable, source_text
 from affidavit.plan import MalformedPlan
 
@@ -26,7 +26,6 @@ PLAN_POINTERS = {key: "/" + "/".join(path) for key, path in DIRECTIVE_FIELDS.ite
 """The plan field of each quantity, as a JSON pointer."""
 LENGTH_QUANTITIES = ("steps", "epochs")
 WORD = re.compile(r"\w+")
-OTHER_TRAINING_METHODS = NAMES["other_training"]
 
 
 class Quantities:
@@ -41,7 +40,7 @@ class Quantities:
         )
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
-        self.read_literals: dict[str, ast.Constant] = {}
+        self.read_literals: dict[str, SourceSpan] = {}
         self.uncounted: Unreadable | None = None
         """Why the text does not show how often it trains, if that is more than a number."""
 
@@ -58,18 +57,11 @@ class Quantities:
         running = 0
         try:
             for call, node in self._stating_calls(name):
-                only_accounts = call.accounts and call is not self.library.private
-                if only_accounts and name == "target_delta" and running:
-                    break  # ε at another δ may be asked too
-                if (
-                    only_accounts
-                    and not running
-                    and (
-                        name not in NAMES["settled_by_accounting"]
-                        or PLAN_POINTERS[name] in self.unread
-                    )
-                ):
-                    break  # an accountant does not know what runs
+                if call.accounts and call is not self.library.private:
+                    settles = name in NAMES["settled_by_accounting"]
+                    settled = settles and PLAN_POINTERS[name] not in self.unread
+                    if (running and name == "target_delta") or not (running or settled):
+                        break  # an accountant may be asked at another δ, and not know what runs
                 value = self._evaluated(call, node, name)
                 if value is not None:
                     read.append((value, node.lineno))
@@ -126,7 +118,7 @@ class Quantities:
         if not exclude_each_other(self.script, *nodes):
             lines = ", ".join(str(node.lineno) for node in nodes)
             return f"{call.names[0]} is called {len(nodes)} times (lines {lines})."
-        other = self._other_use(call, nodes, OTHER_TRAINING_METHODS)
+        other = self._other_use(call, nodes, NAMES["other_training"])
         if other is None:
             return None
         return f"line {getattr(other, 'lineno', '?')}: {source_text(other)} may train too."
@@ -180,13 +172,10 @@ class Quantities:
             else arguments_of(self.values.with_unpacked_keywords(node), call, self.kind)
         )
         expression = ast.parse(call.quantities[name], mode="eval").body
-        for part in ast.walk(expression):
-            if not isinstance(part, ast.Name):
-                continue
-            if part.id not in arguments and part.id not in call.defaults:
-                if call.trains and name == "steps" and passes_around(self.values, node).count != 1:
-                    raise Unreadable(node, f"line {node.lineno}: a loop repeats it.")
-                return None
+        if names_in(expression) - arguments.keys() - call.defaults.keys():
+            if call.trains and name == "steps" and passes_around(self.values, node)[1] != 1:
+                raise Unreadable(node, f"line {node.lineno}: a loop repeats it.")
+            return None
         filled = _ArgumentSubstitution(arguments, call.defaults).visit(expression)
         value = self.read(filled, PLAN_POINTERS[name], call.quantities[name], line=node.lineno)
         if value is not None and name in ("epochs", "steps") and not call.accounts:
@@ -219,13 +208,13 @@ class Quantities:
             if isinstance(outer, ast.For) and draws[0] in ast.walk(outer.iter):
                 around_it = outer  # its turns are the lots
         try:
-            times = passes_around(self.values, around_it)
+            length, times, _ = passes_around(self.values, around_it)
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", node.lineno)
             self.unread[pointer] = f"line {at}: {reason.why}."
             self.uncounted = reason
             return None
-        return None if times.is_epochs else count * times.count
+        return None if length == "epochs" else count * times
 
     def read(
         self,
@@ -261,7 +250,8 @@ class Quantities:
         literals = (item for item in self.values.read_literals if hasattr(item, "lineno"))
         same = [item for item in literals if item.value == value]
         if len(same) == 1:
-            self.read_literals[pointer] = same[0]
+            end = same[0].end_lineno or 0, same[0].end_col_offset or 0
+            self.read_literals[pointer] = (same[0].lineno, same[0].col_offset, *end)
 
 
 class _ArgumentSubstitution(ast.NodeTransformer):
@@ -293,23 +283,18 @@ def attributes_used_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
 
     The result may be a part of an optax ``chain``.
     """
-    names, made, chains = set(), [call], script.calls_to("chain")
+    names, made = set[str | None](), [call]
     for part in made:
         outer = script.parents[part]
         if isinstance(outer, ast.Attribute):
             return [outer]
         for target in getattr(outer, "targets", ()):
-            names |= {last_name(part) for part in ast.walk(target)}
-        known = names - {None}
-        own = [
-            chain
-            for chain in chains
-            if part in chain.args or any(last_name(arg) in known for arg in chain.args)
-        ]
-        made += own
-        chains = [chain for chain in chains if chain not in own]
+            names |= {last_name(part) for part in ast.walk(target)} - {None}
+        for chain in script.calls_to("chain"):
+            own = part in chain.args or any(last_name(arg) in names for arg in chain.args)
+            made += [chain] if own and chain not in made else []
     return [
         node
         for node in script.nodes
-        if isinstance(node, ast.Attribute) and last_name(node.value) in names - {None, "self"}
+        if isinstance(node, ast.Attribute) and last_name(node.value) in names - {"self"}
     ]

@@ -10,15 +10,14 @@ import ast
 import os
 import re
 import stat
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
-from affidavit.importers.scripts.launches import SEARCH_FOLDERS
-from affidavit.importers.scripts.syntax import Script, parse_script
+from affidavit.importers.scripts.launches import forget_files
+from affidavit.importers.scripts.syntax import Script, package_of, parse_script
 from affidavit.plan import OutsideFolder, read_inside
 
 MAX_FILES = 5_000
@@ -33,24 +32,15 @@ SKIPPED = frozenset({"test", "tests", "node_modules", "__pycache__", "venv", "si
 class Module:
     """A Python file of the repository, with the names that it imports, and all of its words.
 
-    Of a large file only the first part is read, so that it is not ``whole``.
+    ``names`` are those by which others import it, from any folder. Of a large file only the first
+    part is read, so that it is not ``whole``.
     """
 
     file: str
-    version: tuple[int, int]
+    names: frozenset[str]
     imported: frozenset[str]
     words: frozenset[str]
     whole: bool
-
-    @cached_property
-    def places(self) -> list[tuple[str, str]]:
-        """The names by which others import it, each with the folder that it is in."""
-        path = Path(self.file)
-        parts = path.parts[:-1] if path.name == "__init__.py" else (*path.parts[:-1], path.stem)
-        return [
-            (".".join(parts[-count:]).lower(), os.path.join(*parts[:-count]))
-            for count in range(1, min(MAX_PARTS, len(parts)))
-        ]
 
 
 def file_of_package(script: Script, package: str) -> str | None:
@@ -102,7 +92,7 @@ def find_caller(script: Script, names: set[str]) -> str | None:
 
 
 def modules_of(script: Script, beside: tuple[str, ...]) -> tuple[list[Script], list[str]]:
-    """Return the modules of the repository that a script imports, at any depth.
+    """Return the modules of the repository that a script may import, at any depth.
 
     Also return the files of those that are too large to be read whole. Packages ``beside`` are not
     followed, since they may belong to a library.
@@ -110,21 +100,17 @@ def modules_of(script: Script, beside: tuple[str, ...]) -> tuple[list[Script], l
     if script.folder is None:
         return [], []
     statements = [node for node in script.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = set(_imported("\n".join(map(ast.unparse, statements))))
-    folders = {str((script.folder / place).resolve()) for place in SEARCH_FOLDERS}
-    named, modules = defaultdict[str, list[tuple[str, Module]]](list), dict[str, Module]()
-    for item in _others(script)[0] if names else ():
-        for dotted, folder in item.places:
-            if dotted.split(".")[0] not in beside:
-                named[dotted].append((folder, item))
+    names = frozenset(_imported("\n".join(map(ast.unparse, statements))))
+    others, modules = _others(script)[0] if names else [], dict[str, Module]()
     while more := {
-        item.file: item for dotted in names for folder, item in named.get(dotted, ())
-        if folder in folders and item.file not in modules
-    }:  # fmt: skip
-        modules |= sorted(more.items())
-        names |= {dotted for item in more.values() for dotted in item.imported}
-        folders |= {str(place) for file in more for place in list(Path(file).parents)[:2]}
-    scripts = (_parsed(item.file, item.version) for item in modules.values())
+        item.file: item
+        for item in others
+        if item.file not in modules
+        and any(package_of(name) not in beside for name in item.names & names)
+    }:
+        modules |= more
+        names = names.union(*(item.imported for item in more.values()))
+    scripts = (_parsed(file) for file in modules)
     large = [os.path.relpath(item.file) for item in modules.values() if not item.whole]
     return [item for item in scripts if item is not None], large
 
@@ -140,7 +126,7 @@ def _imported(text: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=256)
-def _parsed(file: str, _: tuple[int, int]) -> Script | None:
+def _parsed(file: str) -> Script | None:
     """Parse a file; return None if it is not Python."""
     try:
         text = _text(file)
@@ -151,24 +137,29 @@ def _parsed(file: str, _: tuple[int, int]) -> Script | None:
 
 @contextmanager
 def one_walk() -> Iterator[None]:
-    """Find the files of the current folder once for all scripts that are read inside."""
-    _walks.append([])
+    """Read each file of the current folder once for all scripts that are read inside."""
+    if not _running:
+        for cached in (_walk, _parsed):
+            cached.cache_clear()
+        forget_files()
+    _running.append(None)
     try:
         yield
     finally:
-        _walks.pop()
+        _running.pop()
 
 
 Walk = tuple[list[Module], str | None]
 """Python files, and what else may be there and is not read."""
-_walks: list[list[Walk]] = []
-"""The walk of each ``one_walk`` that runs, once a script needed it."""
+_running: list[None] = []
+"""As many items as ``one_walk`` runs inside of itself."""
 
 
-def _walk() -> Walk:
-    """Find the Python files of the current folder."""
+@lru_cache(maxsize=1)
+def _walk(root: Path) -> Walk:
+    """Find the Python files of a folder."""
     modules: list[Module] = []
-    for place, folders, names in os.walk(Path.cwd().resolve(), onerror=_raise):
+    for place, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in SKIPPED)
         for name in sorted(names):
             file = os.path.join(place, name)
@@ -179,7 +170,13 @@ def _walk() -> Walk:
                 continue
             if len(modules) == MAX_FILES:
                 return modules, f"one of more than {MAX_FILES:,} Python files"
-            modules.append(_module(file, (state.st_mtime_ns, state.st_size)))
+            text = _text(file)
+            parts = [part for part in Path(file).with_suffix("").parts if part != "__init__"]
+            ends = range(1, min(MAX_PARTS, len(parts)))
+            known = frozenset(".".join(parts[-count:]).lower() for count in ends)
+            imported = frozenset(_imported(text))
+            words = frozenset(re.findall(r"\w++", text))
+            modules.append(Module(file, known, imported, words, state.st_size <= MAX_FILE))
     return modules, None
 
 
@@ -188,18 +185,8 @@ def _others(script: Script) -> Walk:
     if script.folder is None:
         return [], None
     own = (script.folder.resolve() / (script.name or "")).as_posix().lower()
-    walks = _walks[-1] if _walks else []
-    if not walks:
-        walks.append(_walk())
-    modules, unread = walks[0]
+    modules, unread = _walk(Path.cwd().resolve())
     return [item for item in modules if item.file.lower() != own], unread
-
-
-@lru_cache(maxsize=MAX_FILES)
-def _module(file: str, version: tuple[int, int]) -> Module:
-    text = _text(file)
-    words = frozenset(re.findall(r"\w++", text))
-    return Module(file, version, frozenset(_imported(text)), words, version[1] <= MAX_FILE)
 
 
 def _raise(error: OSError) -> None:

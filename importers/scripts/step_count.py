@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Literal
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
@@ -18,54 +18,34 @@ from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_ou
 
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 COUNTED_ITERABLES = WRAPPERS | {"range"}
-OTHER_STEP_OWNERS = NAMES["other_steps"]
 MAX_DEPTH = 5
+Passes = tuple[Literal["epochs", "steps"], float, int]
+"""Passes over the data, or steps if no loop iterates a loader, their number, and its line."""
 
 
 class UnreadNumber(Unreadable):
     """Only a number is not in the text: the turns of the one loop around a pass."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passes:
-    """The number of passes over the data, or of steps if no loop iterates a loader."""
-
-    count: float
-    is_epochs: bool
-    line: int
-
-
 def count_passes(values: Evaluator) -> Passes:
     """Count the passes that the script makes; raises ``Unreadable``."""
-    steps = [step for step in _counted_steps(values) if step not in values.other_steps]
-    steps = values.compatible_with_private_call(steps)
-    if len(steps) != 1:
-        lines = ", ".join(str(step.lineno) for step in steps)
-        raise Unreadable(
-            steps[0] if steps else values.script.tree,
-            f"step() is called in several places (lines {lines})"
-            if steps
-            else "no optimizer.step() is called in this file",
-        )
-    return passes_around(values, steps[0])
-
-
-def _counted_steps(values: Evaluator) -> list[ast.Call]:
-    """Return the calls of ``optimizer.step()``; raises ``Unreadable`` if others may step."""
-    steps = []
-    for node in values.script.nodes:
+    script = values.script
+    for node in script.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("step", "train_step", "fit"):
-            call = values.script.parents[node]
-            step = call if getattr(call, "func", None) is node else node
-            if not may_be_optimizer_step(values.script, step):
-                continue
-            own = node.attr != "step" or getattr(node.value, "id", "") == "self"
-            if own and node.attr in values.script.functions:
-                continue  # its own steps count
-            if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
+            called = getattr(script.parents[node], "func", None) is node
+            counts = called if node.attr == "step" else node.attr in script.functions
+            step = script.parents[node] if called else node
+            if not counts and may_be_optimizer_step(script, step):
                 raise Unreadable(node, "training may also step elsewhere")
-            steps.append(call)
-    return steps
+    others = {*values.other_steps, *values.updates}
+    steps = [step for step in optimizer_steps(values) if step not in others]
+    steps = values.compatible_with_private_call(steps)
+    if len(steps) == 1:
+        return passes_around(values, steps[0])
+    lines = ", ".join(str(step.lineno) for step in steps)
+    for step in steps:
+        raise Unreadable(step, f"step() is called in several places (lines {lines})")
+    raise Unreadable(script.tree, "no optimizer.step() is called in this file")
 
 
 def find_resumed_run(values: Evaluator) -> ast.AST | None:
@@ -136,14 +116,12 @@ def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:
     function = getattr(step, "func", step)
     owner = getattr(function, "value", step)
     makers = set(_made_by(script, owner))
-    if any("make_private" in maker for maker in makers):
-        return True
-    if any("lr_scheduler" in maker for maker in makers):
-        return not all("lr_scheduler" in maker for maker in makers)
-    if any(".optim." in maker for maker in makers):
+    if schedules := {maker for maker in makers if "lr_scheduler" in maker}:
+        return schedules != makers
+    if any("make_private" in maker or ".optim." in maker for maker in makers):
         return True
     name = (last_name(owner) or "").lower()
-    return not any(part in name for part in OTHER_STEP_OWNERS) or "optim" in name
+    return not any(part in name for part in NAMES["other_steps"]) or "optim" in name
 
 
 def _made_by(script: Script, owner: ast.AST, depth: int = 0) -> Iterator[str]:
@@ -154,7 +132,7 @@ def _made_by(script: Script, owner: ast.AST, depth: int = 0) -> Iterator[str]:
         if isinstance(value, ast.Call):
             yield script.module_path(value.func) or last_name(value.func) or ""
         if isinstance(item.node, ast.arg) and depth < MAX_DEPTH:
-            function = next(o for o in script.ancestors(item.node) if isinstance(o, FUNCTIONS))
+            function = script.function_around(item.node)
             for call in script.calls_to(getattr(function, "name", "")):
                 for key, passed in script.passed_arguments(function, call):
                     if key == item.node.arg:
@@ -166,23 +144,9 @@ def passes_around(values: Evaluator, node: ast.AST) -> Passes:
 
     Raises ``Unreadable``.
     """
-    passes, unread = _passes_around(values, node, 0)
-    if len(unread) == 1 and passes.count == 1:
-        raise unread[0][1]
-    for loop, reason in unread:
-        raise Unreadable(loop, f"{reason.why}, and another loop repeats it")
-    return passes
-
-
-def _passes_around(
-    values: Evaluator, node: ast.AST, depth: int
-) -> tuple[Passes, list[tuple[ast.AST, UnreadNumber]]]:
-    """Count also loops whose number of turns is not read, as one turn; return these too."""
     count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
     unread: list[tuple[ast.AST, UnreadNumber]] = []
-    if depth > 20:
-        raise Unreadable(node, "its calls are recursive")
-    for outer in values.script.ancestors(node):
+    for outer in _around(values, node):
         match outer:
             case ast.While():
                 raise Unreadable(
@@ -201,16 +165,24 @@ def _passes_around(
                 count *= 1 if times is None else times
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 raise Unreadable(outer, "a comprehension steps the optimiser")
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                called = _only_call(values, outer)
-                rest, others = _passes_around(values, called, depth + 1)
-                if rest.is_epochs and is_epochs:
-                    raise Unreadable(outer, "loops over loaders are nested")
-                whole = count * rest.count
-                line = rest.line if rest.count != 1 else line
-                is_epochs = is_epochs or rest.is_epochs
-                return Passes(count=whole, is_epochs=is_epochs, line=line), unread + others
-    return Passes(count=count, is_epochs=is_epochs, line=line), unread
+    if len(unread) == 1 and count == 1:
+        raise unread[0][1]
+    for loop, unknown in unread:
+        raise Unreadable(loop, f"{unknown.why}, and another loop repeats it")
+    return "epochs" if is_epochs else "steps", count, line
+
+
+def _around(values: Evaluator, node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what encloses a node, then what encloses the only call of its function, and so on."""
+    for _ in range(20):
+        for outer in values.script.ancestors(node):
+            yield outer
+            if isinstance(outer, FUNCTIONS):
+                node = _only_call(values, outer)
+                break
+        else:
+            return
+    raise Unreadable(node, "its calls are recursive")
 
 
 def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
@@ -253,9 +225,12 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
         case ast.Name() | ast.Attribute():
             if values.is_private_loader(iterable):
                 return None
-            made = _bound_value(values, iterable)
-            if isinstance(made, ast.Call):
-                return _iterations(values, made)
+            if (binding := values.script.binding_of(iterable)) is not None:
+                # What ``with`` opens is a progress bar.
+                opened = getattr(values.script.parents[binding.node], "context_expr", None)
+                made = binding.value or opened
+                if isinstance(made, ast.Call) and last_name(made.func) in COUNTED_ITERABLES:
+                    return _iterations(values, made)
     raise Unreadable(iterable, f"the number of iterations over {source_text(iterable)} is unknown")
 
 
@@ -267,26 +242,10 @@ def _require_own_name(values: Evaluator, function: ast.expr) -> None:
         raise Unreadable(function, f"{source_text(function)} may not be what its name says")
 
 
-def _bound_value(values: Evaluator, name: ast.expr) -> ast.expr | None:
-    """Return the value of a name that is bound once."""
-    binding = values.script.binding_of(name)
-    if binding is None:
-        return None
-    match values.script.parents[binding.node]:
-        case ast.withitem(context_expr=ast.Call() as bar) if last_name(bar.func) in WRAPPERS:
-            return bar  # a progress bar is what it opens
-    return binding.value
-
-
 def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:
     """Return the length of a ``range``; raises ``Unreadable``."""
     try:
         numbers = [values.evaluate(argument) for argument in arguments]
     except Unreadable as reason:
         raise UnreadNumber(reason.node, reason.why) from None
-    if not numbers or not all(isinstance(number, int) for number in numbers):
-        raise Unreadable(call, "the arguments of range() are not integers")
-    try:
-        return float(len(range(*numbers)))
-    except (ValueError, OverflowError) as error:
-        raise Unreadable(call, f"it fails: {error}") from None
+    return float(values.apply(call, lambda *parts: len(range(*parts)), numbers))

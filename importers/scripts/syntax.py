@@ -59,7 +59,7 @@ class Script:
 
     @cached_property
     def launches(self) -> Launches:
-        """Options and environment variables that shell scripts set when they run this script."""
+        """Options that files of the repository set when they run this script."""
         return read_launches(self.folder, self.name)
 
     @cached_property
@@ -77,10 +77,10 @@ class Script:
         """Return the function, class or module in which ``node`` is evaluated."""
         inner = node
         for outer in self.ancestors(node):
-            if isinstance(outer, FUNCTIONS) and _in_body(outer, inner):
-                return outer
-            if isinstance(outer, ast.ClassDef) and inner in outer.body:
-                return outer
+            if isinstance(outer, (*FUNCTIONS, ast.ClassDef)):
+                body = outer.body if isinstance(outer.body, list) else [outer.body]
+                if inner in body:
+                    return outer
             inner = outer
         return self.tree
 
@@ -88,15 +88,15 @@ class Script:
     def bindings(self) -> dict[tuple[Scope, str], list[Binding]]:
         """The bindings of each name, by scope and name."""
         table: dict[tuple[Scope, str], list[Binding]] = defaultdict(list)
-        shared: dict[tuple[Scope, str], bool] = {}
-        for node in self.nodes:
-            if isinstance(node, ast.Global | ast.Nonlocal):
-                shared |= {(self.scope_of(node), name): True for name in node.names}
+        sharing = (node for node in self.nodes if isinstance(node, ast.Global | ast.Nonlocal))
+        shared = dict.fromkeys(
+            (self.scope_of(node), name) for node in sharing for name in node.names
+        )
         for node in self.nodes:
             for name, value in _bound_by(node, self.parents):
                 scope = self.scope_of(node)
                 if isinstance(node, ast.arg):
-                    scope = self._function_of(node)
+                    scope = self.function_around(node)
                 if (scope, name) in shared:
                     # A name that a function shares is bound at several levels: nothing is known.
                     table[(self.tree, name)].append(Binding(node))
@@ -109,7 +109,8 @@ class Script:
                     break
         return table
 
-    def _function_of(self, arg: ast.AST) -> Scope:
+    def function_around(self, arg: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda:
+        """Return the innermost function that encloses a node, as that of a parameter."""
         return next(node for node in self.ancestors(arg) if isinstance(node, FUNCTIONS))
 
     @cached_property
@@ -173,12 +174,6 @@ class Script:
                 return package not in KNOWN_PACKAGES or self.parents[statement] is not self.tree
         return False
 
-    @cached_property
-    def star_import_lines(self) -> list[int]:
-        """The line numbers of star imports."""
-        return [node.lineno for node in self.nodes
-                if isinstance(node, ast.alias) and node.name == "*"]  # fmt: skip
-
     def _is_printed(self, names: ast.AST) -> bool:
         """Whether the attributes of an object, as of ``vars(...)``, are only read or unpacked."""
         outer = self.parents[names]
@@ -194,12 +189,9 @@ class Script:
 
     def resolve(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:
         """Return the scope that binds ``name`` as seen from ``scope``, and its bindings there."""
-        first = True
         for place in self._scopes(scope):
-            if isinstance(place, ast.ClassDef) and not first:
-                continue
-            first = False
-            if (place, name) in self.bindings:
+            seen = place is scope or not isinstance(place, ast.ClassDef)
+            if seen and (place, name) in self.bindings:
                 return place, self.bindings[(place, name)]
         return self.tree, []
 
@@ -220,8 +212,7 @@ class Script:
 
     def value_of(self, name: ast.Name) -> ast.expr | None:
         """Return what a name is bound to, if it is bound once and the text shows it."""
-        binding = self.binding_of(name)
-        return None if binding is None else binding.value
+        return getattr(self.binding_of(name), "value", None)
 
     def reads_of(self, name: str | None) -> list[ast.Name]:
         """Return every place where a name is read, in any scope."""
@@ -268,13 +259,6 @@ class Script:
                 for place in (self.places_of(owner) if isinstance(owner, ast.Name) else ())
             )
         return [*zip(names[method:], call.args, strict=False), *keywords_of(call).items()]
-
-    def is_import_of(self, node: ast.Name, module: str, name: str | None = None) -> bool:
-        """Whether a name is only bound by importing ``module``, or ``name`` from it."""
-        bindings = self.bindings_of(node)
-        return bool(bindings) and all(
-            self.import_origin(binding) == (module, name) for binding in bindings
-        )
 
     def import_origin(self, binding: Binding) -> tuple[str | None, str | None]:
         """Return the module, and the name in it, that an import binds."""
@@ -324,22 +308,16 @@ class Script:
             if (
                 isinstance(node, ast.Name)
                 and node.id == name
-                and self._may_refer_to(node, function)
+                and isinstance(node.ctx, ast.Load)
+                and function in (self.places_of(node) or [function])  # bound there, or nowhere
             )
             or (
                 isinstance(node, ast.Attribute)
                 and node.attr == name
                 and method
-                and (_is_name(node.value, "self") or function not in self.ancestors(node))
+                and (last_name(node.value) == "self" or function not in self.ancestors(node))
             )
         ]
-
-    def _may_refer_to(self, node: ast.Name, function: ast.AST) -> bool:
-        """Whether a name may refer to ``function``: it is bound there, or nowhere."""
-        bindings = self.bindings_of(node)
-        return isinstance(node.ctx, ast.Load) and (
-            not bindings or any(binding.node is function for binding in bindings)
-        )
 
 
 def parse_script(source: str | bytes) -> ast.Module:
@@ -453,14 +431,10 @@ def find_import(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
     return None
 
 
-def ancestors_within(script: Script, node: ast.AST, end: ast.AST) -> list[ast.AST]:
-    """Return the nodes around ``node`` up to ``end``, innermost first."""
-    return list(itertools.takewhile(lambda outer: outer is not end, script.ancestors(node)))
-
-
 def innermost_loop(script: Script, node: ast.AST) -> ast.AST | None:
     """Return the innermost loop around ``node`` in its scope."""
-    around_it = ancestors_within(script, node, script.scope_of(node))
+    scope = script.scope_of(node)
+    around_it = itertools.takewhile(lambda outer: outer is not scope, script.ancestors(node))
     return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
 
 
@@ -474,35 +448,11 @@ def package_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _in_body(function: ast.AST, inner: ast.AST) -> bool:
-    body = getattr(function, "body", [])
-    return inner in body if isinstance(body, list) else inner is body
-
-
-def _wraps_itself(name: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether an Accelerate or Fabric wrapper is assigned to the name that it wraps."""
-    outer = parents[name]
-    targets: list[ast.expr] = outer.elts if isinstance(outer, ast.Tuple) else [name]
-    match parents[outer] if isinstance(outer, ast.Tuple) else outer:
-        case ast.Assign(value=ast.Call(func=ast.Attribute(attr=method), args=args)) if (
-            method in NAMES["wrappers_of_the_same"] and len(args) == len(targets)
-        ):
-            same = args[targets.index(name)]
-            return isinstance(same, ast.Name) and same.id == name.id
-    return False
-
-
 def _bound_by(
     node: ast.AST, parents: dict[ast.AST, ast.AST]
 ) -> Iterator[tuple[str, ast.expr | None]]:
     """Yield the names that a node binds, with their values where the text shows them."""
     match node:
-        case ast.Name(ctx=ast.Store()) if _wraps_itself(node, parents):
-            return
         case ast.Name(id=name, ctx=ast.Store()):
             parent = parents[node]
             match parent:

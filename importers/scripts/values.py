@@ -23,7 +23,7 @@ from typing import Any
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.aliases import find_change
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
-from affidavit.importers.scripts.launches import find_mention, option_name
+from affidavit.importers.scripts.launches import option_name
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
@@ -60,9 +60,6 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 MATH: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
 }  # fmt: skip
-ITEM_RECORD_KINDS = ("dict", "file")
-"""Kinds of records with items instead of attributes."""
-RUN_ONCE_ARGUMENTS = frozenset(NAMES["run_once"])
 
 
 class Unreadable(Exception):
@@ -96,7 +93,7 @@ class Evaluator:
     script: Script
     readers: tuple[Reader, ...] = ()
     defaults: set[str] = field(default_factory=set)
-    """Command-line options and environment variables whose default was read."""
+    """Command-line options whose default was read."""
     private_statement: ast.AST | None = None
     """The statement of the private call, which rebinds its arguments. Its bindings do not count."""
     alternatives: tuple[ast.AST, ...] = ()
@@ -139,8 +136,6 @@ class Evaluator:
                 return _require_small(node, value)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._number(operand)
-            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-                return self._number(operand)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self.evaluate(operand)
             case ast.BinOp(left=left, op=op, right=right):
@@ -178,16 +173,13 @@ class Evaluator:
     def _arithmetic(self, node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
         if type(op) not in OPERATORS or (isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT):
             raise Unreadable(node, "its operation is not supported")
-        result = self._apply(node, OPERATORS[type(op)], [left, right])
-        if isinstance(result, complex):
-            raise Unreadable(node, "it is not a number")
-        return result
+        return self.apply(node, OPERATORS[type(op)], [left, right])
 
     def _comparison(self, node: ast.expr, op: ast.cmpop, left: Any, right: Any) -> bool:
         plain = all(isinstance(item, int | float | str | None) for item in (left, right))
         if type(op) not in COMPARISONS or not plain:
             raise Unreadable(node, "its comparison is not supported")
-        return bool(self._apply(node, COMPARISONS[type(op)], [left, right]))
+        return bool(self.apply(node, COMPARISONS[type(op)], [left, right]))
 
     def _boolean_operation(self, parts: list[ast.expr], *, decides: bool) -> Any:
         """Evaluate ``or`` and ``and``: the first part whose truth ``decides``, else the last."""
@@ -244,7 +236,8 @@ class Evaluator:
                 b for b in bindings if self.private_statement not in self.script.ancestors(b.node)
             ]
         line = getattr(bindings[0].node, "lineno", 0) if bindings else 0
-        if scope is self.script.tree and any(star > line for star in self.script.star_import_lines):
+        stars = self.script.bindings.get((scope, "*"), ())
+        if any(getattr(star.node, "lineno", 0) > line for star in stars):
             raise Unreadable(node, f"a star import may bind {node.id}")
         if len(bindings) != 1:
             count = f"{len(bindings)} times" if bindings else "nowhere in this file"
@@ -349,26 +342,21 @@ class Evaluator:
 
     def _parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
         """Return the value that every call in the file gives a parameter."""
-        owner = self.script.parents.get(function)
-        made = owner if getattr(function, "name", "") == "__init__" else None
-        if isinstance(function, ast.Lambda) or getattr(function, "decorator_list", []):
-            raise Unreadable(node, f"{node.id} is a parameter of a decorated function")
-        if getattr(made, "decorator_list", []):
-            raise Unreadable(node, f"{node.id} is a parameter of a decorated class")
-        values = [self.evaluate(passed) for passed in self.arguments_for(node, arg)]
-        first = values[0]
-        for value in values[1:]:
-            if isinstance(first, Record):
-                same = isinstance(value, Record) and value.fields == first.fields
-            else:
-                same = type(first) is type(value) and first == value
-            if not same:
+        around = (function, self.script.parents.get(function))
+        if isinstance(function, ast.Lambda) or any(
+            getattr(item, "decorator_list", ()) for item in around
+        ):
+            raise Unreadable(node, f"{node.id} is a parameter of a decorated function or class")
+        first, *others = [self.evaluate(passed) for passed in self.arguments_for(node, arg)]
+        for other in others:
+            one, again = (getattr(item, "fields", item) for item in (first, other))
+            if type(first) is not type(other) or one != again:
                 raise Unreadable(node, f"{node.id} is a parameter with several values")
         return first
 
     def arguments_for(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
         """Return the argument of each call for a parameter; raises ``Unreadable``."""
-        function = next(item for item in self.script.ancestors(arg) if isinstance(item, FUNCTIONS))
+        function = self.script.function_around(arg)
         calls = self.calls_of(function)
         if not calls:
             raise Unreadable(node, f"{node.id} is a parameter of a function that nothing calls")
@@ -382,16 +370,12 @@ class Evaluator:
             return []
 
     def launch_override(self, *names: str) -> Unreadable | None:
-        """Return which file of the repository may set an option or variable, if one does."""
-        script, launches = self.script, self.script.launches
+        """Return which file of the repository may set an option, if one does."""
+        tree, launches = self.script.tree, self.script.launches
         if launches.unread is not None:
-            return Unreadable(script.tree, f"{launches.unread} may set {names[0]}")
-        for key in map(option_name, names):
-            file = launches.settings.get(key)
-            if file is None and key.startswith("$"):
-                file = find_mention(script.folder, script.name, key[1:])
-            if file is not None:
-                return Unreadable(script.tree, f"{file} names {key} and may set it")
+            return Unreadable(tree, f"{launches.unread} may set {names[0]}")
+        for key in filter(launches.settings.get, map(option_name, names)):
+            return Unreadable(tree, f"{launches.settings[key]} names {key} and may set it")
         return None
 
     def use_default(self, name: str, value: Any) -> Any:
@@ -443,7 +427,7 @@ class Evaluator:
         return (
             isinstance(call, ast.Call)
             and last_name(call.func) in ("run", "Fire", "main")
-            and keywords_of(call).keys() <= RUN_ONCE_ARGUMENTS
+            and keywords_of(call).keys() <= {*NAMES["run_once"]}
         ) or getattr(call, "arg", None) == "server_fn"
 
     def _argument(self, node: ast.Name, function: Scope, arg: ast.arg, call: ast.Call) -> ast.expr:
@@ -511,26 +495,25 @@ class Evaluator:
 
     def _call(self, node: ast.Call) -> Any:
         match node.func, node.args:
-            case ast.Name(id=name), args if name in BUILTINS and args and not node.keywords:
-                if not self.script.resolve(name, self.script.tree)[1]:
-                    return self._apply(node, BUILTINS[name], [self.evaluate(arg) for arg in args])
+            case ast.Name(id=name) as function, args if name in BUILTINS and args:
+                if not (node.keywords or self.script.bindings_of(function)):
+                    return self.apply(node, BUILTINS[name], [self.evaluate(arg) for arg in args])
             case ast.Attribute(value=value, attr="get"), [ast.Constant(value=str(key)), *other] if (
                 not node.keywords and len(other) < 2
             ):
                 record = self.try_evaluate(value)
-                if isinstance(record, Record) and record.kind in ITEM_RECORD_KINDS:
+                if isinstance(record, Record) and record.kind in ("dict", "file"):
                     self._require_unchanged(node, value, str(key), record)
                     default = other[0] if other else ast.Constant(None)
                     fields = {key: self.try_evaluate(default)} | record.fields
                     return self._item(node, Record(record.kind, fields), key)
             case ast.Attribute(value=ast.Name() as module, attr=name), args if name in MATH:
-                if self.script.is_import_of(module, "math") or self.script.is_import_of(
-                    module, "numpy"
-                ):
-                    return self._apply(node, MATH[name], [self._number(arg) for arg in args])
+                if self.script.module_path(module) in ("math", "numpy"):
+                    return self.apply(node, MATH[name], [self._number(arg) for arg in args])
         return self._try_readers(node, node)
 
-    def _apply(self, node: ast.expr, function: Callable[..., Any], values: list[Any]) -> Any:
+    def apply(self, node: ast.expr, function: Callable[..., Any], values: list[Any]) -> Any:
+        """Return what a function gives for some values; raises ``Unreadable`` if it fails."""
         try:
             return _require_small(node, function(*values))
         except (ArithmeticError, ValueError, TypeError) as error:
@@ -550,14 +533,11 @@ class Evaluator:
         script, target = self.script, None
         if depth > MAX_DEPTH:
             return None
-        if isinstance(node, ast.Name):
-            bindings = [item.node for item in script.bindings_of(node)]
-        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
-            bindings = [*script.stored_attributes.get(node.attr, [])]
-        else:
+        of_self = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
+        if not (of_self or isinstance(node, ast.Name)):
             inner = None if node is None else self.returned_expression(node)
             return node if inner is node else self.origin_of(inner, depth + 1)
-        own = [item for item in bindings if not self.is_set_by_private_call(item)]
+        own = [place for place in script.places_of(node) if not self.is_set_by_private_call(place)]
         target = own[0] if len(own) == 1 else None
         if isinstance(target, ast.arg) and isinstance(node, ast.Name):
             passed = self.known_arguments(node, target)
@@ -598,8 +578,8 @@ class Evaluator:
 
 def _require_small(node: ast.expr, value: Any) -> Any:
     """Return a value; raises ``Unreadable`` for an integer of more than ``MAX_BITS`` bits."""
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise Unreadable(node, "its integer is too large")
+    if isinstance(value, complex) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
+        raise Unreadable(node, "it is too large, or not real")
     return value
 
 
@@ -623,23 +603,13 @@ def source_text(node: ast.AST) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def is_left_out(
-    values: Evaluator, node: ast.AST, decided: dict[ast.expr, Any] | None = None
-) -> bool:
-    """Whether a condition with a known value prevents ``node`` from running.
-
-    ``decided`` holds the values of conditions between calls.
-    """
-    decided = {} if decided is None else decided
-    around = list(values.script.ancestors(node))
-    for outer in around:
-        match outer:
-            case ast.If(test=test) | ast.IfExp(test=test):
-                if test not in decided:
-                    decided[test] = values.try_evaluate(test)
-                value = decided[test]
-                if not isinstance(value, Unreadable | Record) and branch(
-                    values.script, outer, node
-                ) == ("orelse" if value else "body"):
-                    return True
+def is_left_out(values: Evaluator, node: ast.AST) -> bool:
+    """Whether a condition with a known value prevents ``node`` from running."""
+    for outer in values.script.ancestors(node):
+        if isinstance(outer, ast.If | ast.IfExp):
+            value = values.try_evaluate(outer.test)
+            if not isinstance(value, Unreadable | Record) and branch(
+                values.script, outer, node
+            ) == ("orelse" if value else "body"):
+                return True
     return False

@@ -117,7 +117,6 @@ SOURCES = (
     ("{name}_space = argparse.Namespace(a={value}, b={other})", "getattr({name}_space, 'a')"),
     ("def {name}_get():\n    return {value}", "{name}_get()"),
     ("def {name}_wrap(x):\n    return x\n{name} = {name}_wrap({value})", "{name}"),
-    ("{name}_env = os.environ.get('AFFIDAVIT_UNSET_{name}', {value})", "{name}_env"),
     ("parser.add_argument('--{name}', default={value})", "args.{name}"),
     ("parser.add_argument('--{name}-x', dest='{name}', default={value})", "args.{name}"),
 )  # fmt: skip

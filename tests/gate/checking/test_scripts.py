@@ -213,7 +213,6 @@ SETTINGS = {
         "cfg.noise",
     ),
     "dictionary": ("cfg = {'dp': {'noise': 1 / 2}}\n", "cfg['dp']['noise']"),
-    "environment": ("import os\ncfg = float(os.environ.get('NOISE', '0.5'))\n", "cfg"),
     "json": ("import json\nwith open('cfg.json') as f:\n    cfg = json.load(f)\n", "cfg['noise']"),
     "yaml": ("import yaml\ncfg = yaml.safe_load(open('cfg.yaml'))\n", "cfg['dp']['noise']"),
     "omegaconf": ("from omegaconf import OmegaConf\ncfg = OmegaConf.load('cfg.yaml')\n",
