@@ -5,7 +5,8 @@ neighbouring data sets, and computes the likelihood ratios from the law of the l
 states here: it shares nothing with the accountants. Sums are drawn with a record some times as
 large, and weighted, which needs fewer draws. Its intervals of 99.6 % are of batches of lots with
 keys of their own. dp-accounting's numbers are upper bounds, and jax-privacy's own are draws too;
-it runs in an environment of its own (``make crosscheck``), and is left out without that.
+it runs in an environment of its own (``make crosscheck``), and is left out without that. Other
+records contribute nothing there: in cut or shuffled lots, others show more of a record.
 
     .venv/bin/python bench/sampling_schemes.py
 """
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,9 +33,11 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from jax_client import Oracle
 from numpy.typing import NDArray
+from scipy.special import ndtr
 from scipy.stats import binom
 
 from affidavit.assessment import certify
+from affidavit.assessment.least_gaussian import with_gaussian_bound
 from affidavit.plan import Plan
 from affidavit.plan.parse import plan_from
 from affidavit.trainer.steps.sampling import build_sampler
@@ -53,6 +57,10 @@ REACH = 3.29
 """Standard errors on both sides of the mean of 20 batches, which leave out 0.4 % (Student's t)."""
 STRETCHES = {True: (1.0, 1.25, 1.5, 2.0), False: (0.0, -0.5, -1.0)}
 """How many times as large a record may be drawn, in the data set with it and without it."""
+WITH_MU = ("Poisson, q = 0.02", "balls in 50 bins, 3 epochs", "fixed size, B/N = 0.02, replaced")
+MU_EPSILONS = {False: (0.25, 1.0, 2.0), True: (3.0, 4.0, 6.0, 8.0)}
+"""The ε (nats) at which curves are compared with those of Gaussian mechanisms, and whether sums are
+drawn with a record of twice the size for them."""
 JAX_DRAWS = {"b_min_sep": 100_000, "balls_in_bins": 20_000}
 
 
@@ -88,6 +96,56 @@ def apart(separation: int, p: float, s: Array, v: Array) -> Array:
         after[step] = (1 - p) * after[step + 1] + p * ratios[:, step] * after[step + separation]
     waits = after[0] + p * after[1:separation].sum(axis=0)
     return np.asarray(np.log(waits / (1 + (separation - 1) * p)))
+
+
+def two_in_lots(together: float, s: Array, v: Array) -> Array:
+    """Two records in one of the steps each, the same one with the probability ``together``."""
+    one, two = np.exp(s - v / 2), np.exp(2 * s - 2 * v)
+    pairs = (one.sum(axis=1) ** 2 - (one**2).sum(axis=1)) / (v.size * (v.size - 1))
+    return np.asarray(np.log(pairs * (1 - together) + two.mean(axis=1) * together))
+
+
+def two_apart(separation: int, p: float, s: Array, v: Array) -> Array:
+    """Two records, each in steps as ``apart`` has one."""
+    waits = range(separation)
+    ratios = [1.0, np.exp(s - v / 2), np.exp(2 * s - 2 * v)]
+    after = dict.fromkeys(product(waits, waits), np.ones(len(s)))
+    chances = {0: ((0, 0, 1 - p), (1, separation - 1, p))}
+    moves = {wait: chances.get(wait, ((0, wait - 1, 1.0),)) for wait in waits}
+    for step in range(s.shape[1] - 1, -1, -1):
+        here = [ratio if index == 0 else ratio[:, step] for index, ratio in enumerate(ratios)]
+        after = {
+            (one, other): sum(
+                chance * share * here[taken + drawn] * after[first, second]
+                for taken, first, chance in moves[one]
+                for drawn, second, share in moves[other]
+            )
+            for one, other in product(waits, waits)
+        }
+    first = [1.0 if wait == 0 else p for wait in waits]
+    total = sum(first[one] * first[other] * after[one, other] for one, other in after)
+    return np.asarray(np.log(total / (1 + (separation - 1) * p) ** 2))
+
+
+def in_samples_with_memory(q: float, column: tuple[float, ...], s: Array, v: Array) -> Array:
+    """Samples of a record that a ``column`` moves; the last steps in which it was are the state."""
+    steps, lags = s.shape[1], len(column)
+    unit = v[0] / sum(c * c for c in column)
+    weights = {(0,) * (lags - 1): np.ones(len(s))}
+    for step in range(steps):
+        inside = [
+            unit * sum(column[i] * column[i + lag] for i in range(min(lags - lag, steps - step)))
+            for lag in range(lags)
+        ]
+        after: dict[tuple[int, ...], Array] = {}
+        for past, weight in weights.items():
+            met = sum(inside[lag] for lag in range(1, lags) if past[lag - 1])
+            moved = weight * q * np.exp(s[:, step] - v[step] / 2 - met)
+            for taken, part in ((0, weight * (1 - q)), (1, moved)):
+                state = (taken, *past[:-1])
+                after[state] = after.get(state, 0.0) + part
+        weights = after
+    return np.asarray(np.log(sum(weights.values())))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,6 +204,8 @@ GAUSSIAN = dp_event.GaussianDpEvent
 BANDED = (1.0, 0.5, 0.25, 0.125)
 AFTER_WAIT = 0.05 / 0.85
 """The probability of a step after b = 4, with which lots have a twentieth of the records."""
+CUT_RATE = 0.02 * binom.cdf(109, SIZE - 1, 0.02) + 110 / SIZE * binom.sf(110, SIZE, 0.02)
+"""The probability that a record is in a lot that is cut to 110."""
 USERS = Case(
     name="Poisson, q = 0.02, users of 4 records",
     sampling={"scheme": "poisson", "probability": 0.02},
@@ -210,6 +270,38 @@ CASES = (
     USERS,
     replace(USERS, name="the same, two users a record", shared=2),
     Case(
+        name="Poisson, q = 0.02, cut to 110",
+        sampling={"scheme": "truncated_poisson", "probability": 0.02, "max_lot_size": 110},
+        steps=100,
+        sigma=0.8,
+        loss=partial(in_samples, CUT_RATE, 1),
+        event=repeated(100, dp_event.TruncatedSubsampledGaussianDpEvent(SIZE, 0.02, 110, 0.8)),
+    ),
+    Case(
+        name="balls in 50 bins, users of 2 records",
+        sampling={"scheme": "balls_in_bins", "lot_size": 100},
+        steps=50,
+        sigma=1.6,
+        loss=partial(two_in_lots, 1 / 50),
+        records=2,
+    ),
+    Case(
+        name="b_min_sep, b = 4, users of 2 records",
+        sampling={"scheme": "b_min_sep", "lot_size": 250, "separation": 4},
+        steps=100,
+        sigma=3.0,
+        loss=partial(two_apart, 4, AFTER_WAIT),
+        records=2,
+    ),
+    Case(
+        name="shuffled, 50 lots, users of 2 records",
+        sampling={"scheme": "shuffled", "lot_size": 100},
+        steps=50,
+        sigma=1.6,
+        loss=partial(two_in_lots, 99 / 4999),
+        records=2,
+    ),
+    Case(
         name="fixed size, B/N = 0.02, replaced",
         sampling={"scheme": "fixed_size", "lot_size": 100},
         steps=100,
@@ -218,6 +310,16 @@ CASES = (
         adjacency="replace_one",
         move=2.0,
         event=repeated(100, dp_event.SampledWithoutReplacementDpEvent(SIZE, 100, GAUSSIAN(0.8))),
+    ),
+    Case(
+        name="fixed size, B/N = 0.02, 4 bands, replaced",
+        sampling={"scheme": "fixed_size", "lot_size": 100},
+        steps=100,
+        sigma=3.2,
+        loss=partial(in_samples_with_memory, 0.02, BANDED),
+        adjacency="replace_one",
+        move=2.0,
+        column=BANDED,
     ),
     Case(
         name="shuffled, 20 of 50 lots, replaced",
@@ -341,8 +443,40 @@ def interval(ends: tuple[float, float]) -> str:
     return f"[{ends[0]:.4f}, {ends[1]:.4f}]"
 
 
+def simulated_mu(case: Case) -> float:
+    """Return a μ below which the draws exceed the Gaussian δ at some ε."""
+    largest = 0.0
+    for present, larger in product((True, False), MU_EPSILONS):
+        times = (1.0 + larger) if present else -1.0 * larger
+        loss, weight = simulate(case, range(BATCHES), present=present, times=times)
+        for epsilon in MU_EPSILONS[larger]:
+            each = (np.exp(weight) * np.maximum(-np.expm1(epsilon - loss), 0)).mean(axis=1)
+            error = REACH * each.std(ddof=1) / math.sqrt(len(each))
+            largest = max(largest, mu_at(epsilon, each.mean() - error))
+    return largest
+
+
+def mu_at(epsilon: float, delta: float) -> float:
+    """Return the μ of the Gaussian mechanism that has ``delta`` at ``epsilon``."""
+    low, high = 1e-6, 50.0
+    for _ in range(60):
+        mu = (low + high) / 2
+        value = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+        low, high = (mu, high) if value < delta else (low, mu)
+    return high
+
+
+def least_gaussian(case: Case) -> str:
+    """Return the least μ that we prove for ``case``, and that of the draws at a few ε."""
+    began = time.process_time()
+    found = with_gaussian_bound(certify(case.plan(), second_opinion=False)).gaussian
+    assert found is not None
+    ours = f"| {case.name} | {found.mu:.4f} | {found.regret:.4f} "
+    return f"{ours}| {time.process_time() - began:.1f} | {simulated_mu(case):.4f} |\n"
+
+
 def main() -> None:
-    """Print a row for each case."""
+    """Print a row for each case, and what a Gaussian curve that bounds some of them needs."""
     oracle = Oracle() if Oracle.available() else None
     heads = ["plan", "T", "σ", "ours: ε", "s", "Monte Carlo: ε", "s"]
     heads += ["jax-privacy: ε", "s", "dp-accounting: ε", "s"]
@@ -365,6 +499,11 @@ def main() -> None:
         row += [theirs, f"{time.process_time() - began:.1f}" if theirs else ""]
         sys.stdout.write(f"| {' | '.join(row)} |\n")
         sys.stdout.flush()
+    sys.stdout.write("\n| plan | ours: μ | regret | s | Monte Carlo: μ ≥ |\n" + "|---" * 5 + "|\n")
+    for case in CASES:
+        if case.name in WITH_MU:
+            sys.stdout.write(least_gaussian(case))
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
