@@ -61,11 +61,12 @@ class DisplacedSumAttack:
     @property
     def _rates(self) -> tuple[Array, Array]:
         """P(above) with the record, rounded down, and without it, rounded up; shape (n,) each."""
-        weights, thresholds = np.array(self.sums.weights), self._thresholds
+        *near, beyond = self.sums.weights
+        weights, thresholds = np.array(near), self._thresholds[:, None]
         means = np.arange(len(weights)) / self.sums.noise_multiplier
-        true = ndtr(2 * means - thresholds[:, None]) @ weights
-        # The last moves are as large as they may be.
-        false = ndtr(means[:-1] - thresholds[:, None]) @ weights[:-1] + weights[-1]
+        true = ndtr(2 * means - thresholds) @ weights
+        # The last moves are seen without the record only.
+        false = ndtr(means - thresholds) @ weights + beyond
         return true * (1 - _ROUNDING), np.minimum(false * (1 + _ROUNDING) + _LEAST_RATE, 1.0)
 
     def _gains(self, delta: float) -> Array:

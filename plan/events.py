@@ -355,8 +355,8 @@ class DisplacedSum:
     """An attack, not an event: it tests whether the outputs along one direction are large.
 
     A record moves them by 2k units with probability ``weights``[k], and what takes its place by k,
-    with ``noise_multiplier`` the noise standard deviation over the unit. The last weight is that of
-    larger moves, too. Source: docs/theorems/correlated-noise.md, Theorem 18.
+    with ``noise_multiplier`` the noise standard deviation over the unit. The last weight bounds the
+    probability of all larger moves. Source: docs/theorems/correlated-noise.md, Theorem 18.
     """
 
     weights: tuple[float, ...]

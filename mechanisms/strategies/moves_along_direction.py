@@ -145,7 +145,7 @@ def displaced_draws_mixture(
 
     The record, and all others, show of each step its projection, shape (n,) and in clip norms,
     rounded down to a place of the law, so that this is the law of W itself, up to rounding. The
-    last place stands for farther ones, which hardly occur.
+    last weight bounds the probability of that place and all farther ones.
     """
     q = probability * (1 - 1e-12)
     mean, square = (q * float((projections**power).sum()) for power in (1, 2))
@@ -157,18 +157,37 @@ def displaced_draws_mixture(
     places = math.floor(largest / top * (MAX_LEVELS - 1))
     spacing = largest / max(places, 1) * (1 - 1e-6)
     law = _law_of_draws(projections, spacing, 1, q)
-    if law is None or len(law.weights) == MAX_LEVELS:
-        return law
-    return replace(law, weights=(*law.weights, 1e-300))
+    if law is None:
+        return None
+    shown = law.weights[: MAX_LEVELS - 1]
+    beyond = _most_beyond(_levels(projections, spacing), len(shown), q)
+    return replace(law, weights=(*shown, beyond))
+
+
+def _levels(projections: Array, spacing: float) -> Array:
+    """Return ``projections``, shape (n,), in places of a law, rounded down."""
+    return np.asarray((projections / spacing * (1 - 4 * UNIT)).astype(np.int64))
+
+
+def _most_beyond(levels: Array, place: int, q: float) -> float:
+    """Bound the probability that ``levels``, each drawn with q, add up to ``place`` or more.
+
+    Chernoff's bound, at some of its orders.
+    """
+    counts = np.bincount(levels)
+    if counts @ np.arange(len(counts)) < place:
+        return 1e-300
+    orders = np.arange(0.05, 40.0, 0.05) / len(counts)
+    moments = q * (np.expm1(orders[:, None] * np.arange(len(counts))) @ counts)
+    log = float((moments - orders * place).min())
+    return math.exp(max(min(log, 0.0) + 1e-9 * (1 + abs(log)), -690.0))
 
 
 def _law_of_draws(
     projections: Array, spacing: float, records: int, q: float
 ) -> ParticipationMixture | None:
     """Return the law of the sum of ``projections``, rounded down, as often as records are drawn."""
-    levels, counts = np.unique(
-        (projections / spacing * (1 - 4 * UNIT)).astype(int), return_counts=True
-    )
+    levels, counts = np.unique(_levels(projections, spacing), return_counts=True)
     law = np.zeros(MAX_LEVELS)
     law[0] = 1.0
     for level, count in zip(levels, counts, strict=True):
