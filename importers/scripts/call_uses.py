@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from affidavit.importers.libraries import OPACUS
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported, is_own, is_writer
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import (
@@ -28,6 +26,7 @@ from affidavit.importers.scripts.use_table import (
     HANDLES,
     SECRETS,
     Use,
+    arguments_of,
     find_function,
     find_method,
     words_of,
@@ -47,7 +46,7 @@ class CallUses:
 
     def of_call(self, call: ast.Call) -> str | None:
         """Say why a call is no understood use, if it is none."""
-        passed = list(self._arguments(call))
+        passed = list(arguments_of(call))
         taken = frozenset().union(*(self.kinds.kinds(item) for _, item in passed))
         function = call.func
         name = last_name(function) or ""
@@ -58,8 +57,6 @@ class CallUses:
             other = taken & {"private", "lots", "lot", "rows", "loss", "value"}
             return f"it is given the {words_of(other)}" if other else None
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
-        if builtin and name in NAMES["runs_text"]:
-            return "what it runs is not in the text"
         tells = name in NAMES["tells"] and not (base | taken) & HANDLES
         if not tells and (test := self.kinds.deciding(call)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
@@ -67,8 +64,6 @@ class CallUses:
             return "records decide what it runs"
         if "out" in keywords_of(call):
             return "it changes what it is given"
-        if name == "setattr" and (base | taken or is_imported(self.script, call.args[:1])):
-            return "it may change any part of the object"
         if self._is_given_folder(call, name):
             return "it is given the files of the records"
         if is_writer(call) and taken & SECRETS:
@@ -79,7 +74,9 @@ class CallUses:
             return "what it runs decides by records"
         if self._starts_program(call, name):
             return "the program that it runs is not read"
-        if self._is_along_records(call, name):
+        along = self.values.known_value(keywords_of(call).get("batch_first")) is not True
+        layer = name in NAMES["sequence_layers"]
+        if layer and along and self.script.comes_from(function, ("torch", "opacus")):
             return "without batch_first=True it goes along the records of a lot"
         callee = self.kinds.kinds(function)
         named = not isinstance(function, ast.Attribute)
@@ -95,8 +92,6 @@ class CallUses:
             return why
         if taken & {"lots"} and builtin and name in ("list", "tuple", "sorted", "set", "dict"):
             return "it keeps lots, which may be used again"
-        if name == "DataLoader" and self._joins(call):
-            return "what its collate_fn makes of a lot is not known"
         if is_own(self.kinds, call):
             handed = taken & HANDLES - {"model", "criterion", "holder"}
             # A class without a constructor in this file keeps what it is given.
@@ -131,7 +126,7 @@ class CallUses:
             self.script.comes_from(function, NAMES["numerical_packages"])
             and find_function(self.script, call) is None
         ):
-            taken = frozenset().union(*(self.kinds.kinds(i) for _, i in self._arguments(call)))
+            taken = frozenset().union(*(self.kinds.kinds(i) for _, i in arguments_of(call)))
             return "it may write or change records" if taken & SECRETS else None
         return None
 
@@ -148,7 +143,7 @@ class CallUses:
         """Whether a call that is not known to read data sets gets the path of the records."""
         sources = self.kinds.sources
         own = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-        passed = [*own, *(item for _, item in self._arguments(call))]
+        passed = [*own, *(item for _, item in arguments_of(call))]
         if not any(map(sources.names_folder, passed)):
             return False
         groups = ("paths", "path_functions", "file_facts", "reading_builtins", "loggers")
@@ -158,36 +153,24 @@ class CallUses:
 
     def _starts_program(self, call: ast.Call, name: str) -> bool:
         """Whether a call starts a program that may train, or release records."""
-        if name == "get_ipython":
-            return self._runs_magic(call)
-        if name not in NAMES["program_starters"] or not self.script.comes_from(
-            call.func, ("os", "subprocess", "pty")
+        known, packages = NAMES["other_programs"], ("os", "subprocess", "pty")
+        if name == "get_ipython":  # whose shell runs programs, files and texts by its methods
+            outer = self.script.parents[self.script.parents[call]]
+            if not isinstance(outer, ast.Call) or not isinstance(outer.func, ast.Attribute):
+                return True
+            call, name = outer, outer.func.attr
+            if name in ("run_line_magic", "run_cell_magic"):
+                known = NAMES["plain_magics"]
+            elif name not in ("system", "getoutput"):
+                return True
+        elif name not in NAMES["program_starters"] or not self.script.comes_from(
+            call.func, packages
         ):
             return False
         first = call.args[0] if call.args else keywords_of(call).get("args")
         if isinstance(first, ast.List | ast.Tuple) and first.elts:
             first = first.elts[0]
-        return not _starts_listed(first)
-
-    def _runs_magic(self, shell: ast.Call) -> bool:
-        """Whether IPython's shell may run what is not read: a program, a file or a text."""
-        method = self.script.parents[shell]
-        call = self.script.parents[method]
-        match method:
-            case ast.Call(func=function):  # as of str(get_ipython())
-                return last_name(function) not in NAMES["reading_builtins"]
-            case ast.Attribute(attr=name) if isinstance(call, ast.Call) and call.func is method:
-                first = call.args[0] if call.args else None
-                if name in ("run_line_magic", "run_cell_magic"):
-                    return getattr(first, "value", None) not in NAMES["plain_magics"]
-                return name not in ("system", "getoutput") or not _starts_listed(first)
-        return True
-
-    def _is_along_records(self, call: ast.Call, name: str) -> bool:
-        """Whether a recurrent or attention layer takes records for places of a sequence."""
-        first = self.values.known_value(keywords_of(call).get("batch_first"))
-        listed = name in NAMES["sequence_layers"] and first is not True
-        return listed and self.script.comes_from(call.func, ("torch", "opacus"))
+        return not _starts_listed(first, known)
 
     def _of_keras(self, call: ast.Call, name: str) -> str | None:
         """Say why Keras may train with another optimiser, loss or layer than one that is known."""
@@ -215,16 +198,6 @@ class CallUses:
         ):
             return "a loss of its own may join the records of a lot"
         return None
-
-    def _joins(self, call: ast.Call) -> bool:
-        """Whether a function of the script makes the lots of a loader of the records."""
-        function = keywords_of(call).get("collate_fn")
-        if isinstance(function, ast.Constant | None):
-            return False
-        made = self.values.origin_of(function) or function
-        listed = self.script.comes_from(getattr(made, "func", made), ("transformers", "torch"))
-        data = frozenset().union(*(self.kinds.kinds(item) for _, item in self._arguments(call)))
-        return not listed and bool(data & SECRETS)
 
     def _of_private_call(self, call: ast.Call) -> str | None:
         if self.kinds.library is OPACUS:
@@ -258,9 +231,8 @@ class CallUses:
     def _of_method(
         self, call: ast.Call, base: Kinds, name: str, passed: list[tuple[int | str, ast.expr]]
     ) -> str | None:
-        if base <= SECRETS - {"data", "lots", "loss"} or (
-            base <= SECRETS and name != "backward" and not base & {"data", "lots"}
-        ):
+        known = {"data", "lots"} | ({"loss"} if name == "backward" else NOTHING)
+        if base <= SECRETS - known:
             if name == "backward":
                 return "its loss is not one term for each record"
             if name.endswith("_") and "value" in self.kinds.kinds(call):
@@ -273,13 +245,8 @@ class CallUses:
                 continue
             use = find_method(kind, name)
             if use is None:
-                if kind in ("data", "lots") and name in ("size", "numel", "dim"):
-                    continue
-                if kind in ("data", "lots"):
-                    return f"{name} of the records is not a use that is understood"
-                return (
-                    f"{name} of the {words_of(frozenset([kind]))} is not a use that is understood"
-                )
+                own = words_of(frozenset([kind]))
+                return f"{name} of the {own} is not a use that is understood"
             if (why := self._taken(use, passed)) is not None:
                 return why
             if name == "load_state_dict" and not any(
@@ -288,9 +255,6 @@ class CallUses:
                 return "the weights that it loads may be of records"
             if name == "map" and "batched" in keywords_of(call):
                 return "it may make several rows of one"
-        steps = "private" in base and (call in self.values.updates or name == "step")
-        if steps and self._steps_again(call):
-            return "it steps again in one turn of a loop"
         if name == "step" and (why := self._of_step(call, base)) is not None:
             return why
         if name == "update" and "private" in base and self.kinds.library.methods:
@@ -298,19 +262,6 @@ class CallUses:
         if name == "backward":
             return self._of_backward(call)
         return None
-
-    def _steps_again(self, call: ast.Call) -> bool:
-        """Whether another private step stands before one, in the same turn of a loop."""
-        steps = [step for step, owner in self.script.method_calls("step")
-                 if "private" in self.kinds.kinds(owner)]  # fmt: skip
-        place, scope = innermost_loop(self.script, call), self.script.scope_of(call)
-        return any(
-            (step.lineno, step.col_offset) < (call.lineno, call.col_offset)
-            and innermost_loop(self.script, step) is place
-            and self.script.scope_of(step) is scope
-            and not exclude_each_other(self.script, step, call)
-            for step in (*steps, *self.values.updates)
-        )
 
     def _of_step(self, call: ast.Call, base: Kinds) -> str | None:
         """Say why a step is not one over the lots of the private loader."""
@@ -398,12 +349,6 @@ class CallUses:
             return None
         return f"it is given the {words_of(taken)}"
 
-    def _arguments(self, call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
-        for i, item in enumerate(call.args):
-            yield i, item.value if isinstance(item, ast.Starred) else item
-        for keyword in call.keywords:
-            yield keyword.arg or "**", keyword.value
-
     def of_lot(self, node: ast.Subscript) -> str | None:
         """Say why a lot that a loop takes from the records may be that of another step."""
         if "data" not in self.kinds.kinds(node.value) or isinstance(node.slice, ast.Constant):
@@ -415,9 +360,9 @@ class CallUses:
         return "how it draws the records of a lot is not known"
 
 
-def _starts_listed(command: ast.expr | None) -> bool:
-    """Whether a command of a shell is known to start programs that train and release nothing."""
+def _starts_listed(command: ast.expr | None, known: tuple[str, ...]) -> bool:
+    """Whether a command of a shell is known to start programs of these alone."""
     text = str(getattr(command, "value", ""))
     parts = [part.split() for part in re.split(r"[;&|\n]+", text)]
     named = [part[0] for part in parts if part and not part[0].startswith("#")]
-    return bool(named) and not set("$`") & set(text) and set(named) <= {*NAMES["other_programs"]}
+    return bool(named) and not set("$`") & set(text) and set(named) <= {*known}

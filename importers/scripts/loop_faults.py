@@ -168,16 +168,18 @@ def find_joining_layer(values: Evaluator) -> ast.AST | None:
 
 
 def _is_applied(script: Script, layer: ast.Call) -> bool:
-    """Whether a layer is called where it is made or by its name, or is in an object's list.
+    """Whether a layer is called where it is made, by its name, or as an item, or is in a list.
 
     No model holds such a layer, so that Opacus does not find it.
     """
+    called = [call.func for call in script.calls]
+    items = {last_name(item.value) for item in called if isinstance(item, ast.Subscript)}
     for outer in script.ancestors(layer):
         match outer:
             case ast.Call(func=function) if layer in ast.walk(function):
                 return True
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if value is layer:
-                return bool(script.calls_to(name))
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                return name in items or (value is layer and bool(script.calls_to(name)))
             case ast.Assign(targets=[ast.Attribute()], value=ast.List() | ast.Tuple()):
                 return True
     return False

@@ -11,25 +11,24 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
+from functools import cached_property
 
 from affidavit.importers.libraries import OPACUS, Library
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.record_sources import RecordSources
 from affidavit.importers.scripts.row_kinds import (
+    COUNTS,
     NOTHING,
     VALUE,
     Kinds,
-    along_axis,
+    applied,
     arithmetic,
     as_value,
     computed,
-    einsum,
     is_key,
-    is_later_axis,
     keeps_rows,
     loss_of,
-    method_of_rows,
     shape_of,
     size_at,
 )
@@ -42,7 +41,14 @@ from affidavit.importers.scripts.syntax import (
     root_of,
     unpacks,
 )
-from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use, find_function, find_method
+from affidavit.importers.scripts.use_table import (
+    HANDLES,
+    SECRETS,
+    Use,
+    arguments_of,
+    find_function,
+    find_method,
+)
 from affidavit.importers.scripts.values import Evaluator, default_of
 
 RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion", "lots")}
@@ -77,6 +83,7 @@ class ObjectKinds:
         self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
         self.memo: dict[ast.AST, Kinds] = {}
         self.private = self.statement(values.private_statement or call)
+        self._give_parameters()
 
     # ---- spreading -----------------------------------------------------------------------
 
@@ -131,11 +138,10 @@ class ObjectKinds:
                 self.returned[self.script.scope_of(node)] |= self.kinds(value)
             case ast.Call():
                 self._pass_arguments(node)
-            case ast.FunctionDef() | ast.Lambda():
-                self._give_defaults(node)
-            case ast.ClassDef():
-                for method in node.body:
-                    self._give_parameters(node, method)
+            case ast.FunctionDef(args=spec) | ast.Lambda(args=spec):
+                for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs):
+                    if (default := default_of(node, arg.arg)) is not None:
+                        self.bound[arg] |= self.kinds(default)
 
     def _decided(self, target: ast.expr) -> Kinds:
         return NOTHING if self.deciding(target) is None else VALUE
@@ -160,24 +166,22 @@ class ObjectKinds:
 
     def _parts(self, value: ast.expr | None, count: int, kinds: Kinds) -> list[Kinds]:
         """Return the kinds of the parts of a value that is unpacked."""
+        made: list[list[ast.expr]] = []
         match value:
-            case ast.Tuple(elts=elements) | ast.List(elts=elements) if len(elements) == count:
-                return [self.kinds(item) for item in elements]
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                made = [elements]
             case ast.Call() if self.is_private(value) and self.library is OPACUS:
                 return [frozenset({kind}) for kind in RETURNED.get(count, ("value",) * count)]
             case ast.Call(func=function, args=args):
                 use = find_function(self.script, value)
-                if use is not None and use.gives == "parts" and len(args) == count:
-                    return [self.kinds(item) for item in args]
-                made = [item for own in self.functions(function) for item in self._returns(own)]
-                parts = [item.elts for item in made if isinstance(item, ast.Tuple)]
-                if parts and len(parts) == len(made) and all(len(p) == count for p in parts):
-                    groups = zip(*parts, strict=True)
-                    return [frozenset().union(*map(self.kinds, group)) for group in groups]
+                own = [item for own in self.functions(function) for item in self._returns(own)]
+                wraps = use is not None and use.gives == "parts"
+                made = [args] if wraps else [getattr(item, "elts", []) for item in own]
+        if made and all(len(parts) == count for parts in made):
+            return [frozenset().union(*map(self.kinds, part)) for part in zip(*made, strict=True)]
         if kinds == {"size"}:  # of a shape
             return [kinds, *[NOTHING] * (count - 1)]
-        part = frozenset("rows" if kind == "lot" else kind for kind in kinds)
-        return [part] * count
+        return [frozenset("rows" if kind == "lot" else kind for kind in kinds)] * count
 
     def is_private(self, call: ast.AST) -> bool:
         """Whether a call is the private call, or one of those of which one runs."""
@@ -227,7 +231,6 @@ class ObjectKinds:
             self._pass(function, call)
         if isinstance(call.func, ast.Lambda):
             self._pass(call.func, call)
-        callee = self.kinds(call.func)
         match call:
             case ast.Call(func=ast.Attribute(value=base, attr="attach"), args=[ast.Name() as name]):
                 if "engine" in self.kinds(base):
@@ -236,17 +239,14 @@ class ObjectKinds:
             case ast.Call(func=ast.Attribute(value=base, attr=name)) if name in NAMES["mutators"]:
                 if not self.kinds(base) & HANDLES:
                     self._hold(base, self._given(call))
-        if "model" in callee and (
-            isinstance(call.func, ast.Name | ast.Call | ast.Subscript)
-            or self.is_part(call.func, callee)
-        ):
-            for forward in self._forwards(call.func):
-                # What is computed of several records stays so in the result of the call.
-                self._pass(forward, call, as_rows=True)
+        if "model" in self.kinds(call.func):
+            for layer in self.layers:
+                passed = self.script.passed_arguments(layer, call)
+                taken = {key for key, item in passed if self.kinds(item) & SECRETS}
+                for arg in (*layer.args.args, *layer.args.kwonlyargs):
+                    self.bound[arg] |= {"rows"} if arg.arg in taken else NOTHING
 
-    def _pass(
-        self, function: ast.FunctionDef | ast.Lambda, call: ast.Call, *, as_rows: bool = False
-    ) -> None:
+    def _pass(self, function: ast.FunctionDef | ast.Lambda, call: ast.Call) -> None:
         """Pass the arguments of a call on to a function that it may run."""
         spec, every = function.args, self._given(call)
         passed = self.script.passed_arguments(function, call)
@@ -254,9 +254,7 @@ class ObjectKinds:
             if arg is None:
                 continue
             own = frozenset().union(*(self.kinds(item) for key, item in passed if key == arg.arg))
-            kinds = every if unpacks(call) or arg in (spec.vararg, spec.kwarg) else own
-            rows = as_rows and kinds & SECRETS
-            self.bound[arg] |= (kinds - SECRETS) | {"rows"} if rows else kinds
+            self.bound[arg] |= every if unpacks(call) or arg in (spec.vararg, spec.kwarg) else own
 
     def _returns(self, function: ast.AST) -> list[ast.expr | None]:
         """Return what a function of this file returns, in the order of the text."""
@@ -264,79 +262,60 @@ class ObjectKinds:
         return [part.value for part in inside if self.script.scope_of(part) is function]
 
     def _given(self, call: ast.Call) -> Kinds:
-        return frozenset().union(*map(self.kinds, self._arguments(call)))
+        return frozenset().union(*(self.kinds(item) for _, item in arguments_of(call)))
 
-    def _give_defaults(self, function: ast.FunctionDef | ast.Lambda) -> None:
-        """Give parameters the kinds of their defaults, and Keras' logs those of values."""
-        spec = function.args
-        for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs):
-            if (default := default_of(function, arg.arg)) is not None:
-                self.bound[arg] |= self.kinds(default)
-            if arg.arg == "logs":
-                self.bound[arg] |= VALUE
+    def _give_parameters(self) -> None:
+        """Give methods of models ``self``, and layers rows: what has no default.
 
-    def _give_parameters(self, owner: ast.ClassDef, method: ast.stmt) -> None:
-        """Give a method of a model ``self``, and its rows where no library finds them."""
-        if not isinstance(method, ast.FunctionDef) or not method.args.args:
-            return
-        if self.is_model_class(owner):
-            self.bound[method.args.args[0]] |= {"model"}
-            if method.name in ("forward", "call") and self.library is not OPACUS:
-                for arg in method.args.args[1:2]:
+        Keras' logs are values of records.
+        """
+        for node in self.script.nodes:
+            if isinstance(node, ast.arg) and node.arg == "logs":
+                self.bound[node] |= VALUE
+        for owner in self.models:
+            for method in owner.body:
+                if isinstance(method, ast.FunctionDef) and method.args.args:
+                    self.bound[method.args.args[0]] |= {"model"}
+        for method in self.layers:
+            spec = method.args
+            for arg in filter(None, (*spec.args[1:], *spec.kwonlyargs, spec.vararg, spec.kwarg)):
+                if default_of(method, arg.arg) is None:
                     self.bound[arg] |= {"rows"}
 
-    def is_model_class(self, owner: ast.AST) -> bool:
-        """Whether the objects of a class of this file are models."""
+    @cached_property
+    def layers(self) -> list[ast.FunctionDef]:
+        """The methods of this file that a call of an object runs on the rows of a lot."""
+        names = ("forward", "call", "__call__")
+        methods = (item for name in names for item in self.script.functions.get(name, ()))
+        return [item for item in methods if isinstance(self.script.parents[item], ast.ClassDef)]
+
+    @cached_property
+    def models(self) -> list[ast.ClassDef]:
+        """The classes of this file whose objects are models."""
+        classes = [node for node in self.script.nodes if isinstance(node, ast.ClassDef)]
+        return [owner for owner in classes if self._makes_models(owner)]
+
+    def _makes_models(self, owner: ast.AST | None) -> bool:
         for base in getattr(owner, "bases", ()):
             path = self.script.module_path(base)
-            if path.startswith("torch.nn.") or ".layers." in path:
-                return True
-            if (last_name(base) or "").endswith(NAMES["model_classes"]):
-                return True
             other = getattr(self.script.binding_of(base), "node", None)
             if (
-                other is not owner
-                and isinstance(other, ast.ClassDef)
-                and self.is_model_class(other)
+                path.startswith("torch.nn.")
+                or ".layers." in path
+                or (last_name(base) or "").endswith(NAMES["model_classes"])
+                or (other is not owner and self._makes_models(other))
             ):
                 return True
         return False
 
-    def _forwards(self, function: ast.expr) -> list[ast.FunctionDef]:
-        """Return the methods that a call of a layer may run.
-
-        Those of all models of the script, and of what it stores in the attribute that is called.
-        """
-        places = self.script.places_of(function) if isinstance(function, ast.Attribute) else ()
-        made = (getattr(self.script.parents[place], "value", None) for place in places)
-        stored = {last_name(value.func) for value in made if isinstance(value, ast.Call)}
-        return [
-            method
-            for name in ("forward", "call", "__call__")
-            for method in self.script.functions.get(name, ())
-            if getattr(owner := self.script.parents[method], "name", "") in stored
-            or self.is_model_class(owner)
-        ]
-
     def functions(self, function: ast.expr) -> list[ast.FunctionDef]:
         """Return the functions, methods and constructors of this file that a call may run."""
-        if isinstance(function, ast.Name):
-            made = [item.node for item in self.script.bindings_of(function)]
-            own = [item for item in made if isinstance(item, ast.FunctionDef)]
-            for owner in (item for item in made if isinstance(item, ast.ClassDef)):
-                own += [item for item in self.script.functions.get(owner.name, ())
-                        if item.name == "__init__"]  # fmt: skip
-            return own
+        owners = {item: self.script.parents[item]
+                  for item in self.script.functions.get(last_name(function) or "", ())}  # fmt: skip
         if isinstance(function, ast.Attribute):
-            return [
-                item
-                for item in self.script.functions.get(function.attr, ())
-                if isinstance(self.script.parents[item], ast.ClassDef)
-            ]
-        return []
-
-    def _arguments(self, call: ast.Call) -> list[ast.expr]:
-        return [*call.args, *(item.value for item in call.keywords)]
+            return [item for item, owner in owners.items() if isinstance(owner, ast.ClassDef)]
+        made = self.script.places_of(function)
+        return [item for item, owner in owners.items() if item in made or owner in made]
 
     def element(self, kinds: Kinds) -> Kinds:
         """Return the kinds of the elements of what is iterated.
@@ -381,30 +360,17 @@ class ObjectKinds:
             case ast.IfExp(test=test, body=body, orelse=other):
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
                 return self.kinds(body) | self.kinds(other) | decided
-            case (
-                ast.ListComp(elt=element) | ast.GeneratorExp(elt=element) | ast.SetComp(elt=element)
-            ):
-                return self._of_comprehension(node, element)
-            case ast.DictComp(value=element):
-                return self._of_comprehension(node, element)
+            case ast.ListComp() | ast.GeneratorExp() | ast.SetComp() | ast.DictComp():
+                made = [node.value if isinstance(node, ast.DictComp) else node.elt]
+                made += [part for loop in node.generators for part in (loop.iter, *loop.ifs)]
+                return as_value(frozenset().union(*map(self.kinds, made)))
             case ast.Lambda() | ast.Constant():
                 return NOTHING
-            case ast.JoinedStr() | ast.FormattedValue():
-                parts = [part for part in ast.walk(node) if isinstance(part, ast.FormattedValue)]
-                own = frozenset().union(*(self.kinds(part.value) for part in parts))
+            case ast.JoinedStr(values=parts):
+                own = frozenset().union(*map(self.kinds, parts))
                 return VALUE if own & SECRETS else NOTHING
         children = (item for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr))
         return frozenset().union(*map(self.kinds, children))
-
-    def _of_comprehension(self, node: ast.AST, element: ast.expr) -> Kinds:
-        made = self.kinds(element)
-        loops = node.generators  # type: ignore[attr-defined]
-        taken = [*(loop.iter for loop in loops), *(test for loop in loops for test in loop.ifs)]
-        if frozenset().union(*map(self.kinds, taken)) & SECRETS or any(
-            isinstance(part, ast.Slice) for part in ast.walk(element)
-        ):
-            return VALUE if made & SECRETS or any(loop.ifs for loop in loops) else made
-        return made
 
     def _of_name(self, node: ast.Name) -> Kinds:
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
@@ -435,24 +401,19 @@ class ObjectKinds:
         private = [item for item in bindings if self.values.is_set_by_private_call(item.node)]
         if not private or self.runs_before(use):
             return bindings
-        scope, line = self.script.scope_of(self.private), self.private.lineno
+        parents, scope = self.script.parents, self.script.scope_of(self.private)
         return [
             item
             for item in bindings
             if item in private
             or not (
                 exclude_each_other(self.script, item.node, self.private)
-                or (
-                    scope in (self.script.scope_of(item.node), self._taker(item.node))
-                    and getattr(item.node, "lineno", 0) < line
+                or (  # also a parameter of the function
+                    scope in (self.script.scope_of(item.node), parents.get(parents[item.node]))
+                    and getattr(item.node, "lineno", 0) < self.private.lineno
                 )
             )
         ]
-
-    def _taker(self, node: ast.AST) -> ast.AST | None:
-        """Return the function of a parameter."""
-        around = self.script.ancestors(node) if isinstance(node, ast.arg) else ()
-        return next((outer for outer in around if isinstance(outer, FUNCTIONS)), None)
 
     def runs_before(self, use: ast.AST, depth: int = 0) -> bool:
         """Whether a use may run before the private call."""
@@ -520,14 +481,13 @@ class ObjectKinds:
         lists = last_name(call.func) in NAMES["listings"] and self.sources.names_folder(call)
         if lists or self.sources.reads(call):
             return frozenset({"data"})
-        passed = [self.kinds(item) for item in self._arguments(call)]
+        passed = [self.kinds(item) for _, item in arguments_of(call)]
         function = call.func
         own = self.functions(function)
         base = self.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
-        if isinstance(function, ast.Name):
-            made = [item.node for item in self.script.bindings_of(function)]
-            if any(isinstance(item, ast.ClassDef) for item in made):
-                return self._of_object([i for i in made if isinstance(i, ast.ClassDef)], passed)
+        owners = [i for i in self.script.places_of(function) if isinstance(i, ast.ClassDef)]
+        if owners:
+            return self._of_object(owners, passed)
         if isinstance(function, ast.Lambda):
             return self.kinds(function.body)
         callee = self.kinds(function)
@@ -551,20 +511,15 @@ class ObjectKinds:
         """Return the kinds of what a model or loss computes; none if it is neither."""
         callee = self.kinds(function)
         if "model" in callee:
-            forward = self._forwards(function)
             made_of_it = computed(*passed) & SECRETS
-            if forward and made_of_it:
-                made_of_it |= frozenset().union(*(self.returned[f] for f in forward)) & VALUE
-            if made_of_it == {"lot"}:
-                return frozenset({"rows"})
-            return made_of_it
+            return frozenset({"rows"}) if made_of_it == {"lot"} else made_of_it
         if "criterion" in callee:
             return loss_of(frozenset().union(*passed))
         return NOTHING
 
     def _of_object(self, owners: list[ast.ClassDef], passed: list[Kinds]) -> Kinds:
         """Return the kinds of an object of a class of this file."""
-        if any(self.is_model_class(owner) for owner in owners):
+        if any(owner in self.models for owner in owners):
             return frozenset({"model"})
         taken = frozenset().union(*passed)
         names = {item.name for owner in owners for item in owner.body if hasattr(item, "name")}
@@ -589,8 +544,6 @@ class ObjectKinds:
             if name != "size" or not call.args:
                 return shape_of(base, name)
             return self._of_item(shape_of(base, "shape"), call.args[0])
-        if base & {"data", "lots"} and name == "__len__":
-            return NOTHING
         if base & SECRETS:  # computed with a parameter, it is a value of records still
             base -= {"model"}
         uses = [find_method(kind, name) for kind in sorted(base - {"rows"})]
@@ -598,7 +551,8 @@ class ObjectKinds:
         if "same" in gives:
             return base - {"holder"}
         if base & SECRETS and base <= {"rows", "lot", "loss", "count", "value", "data", "lots"}:
-            return method_of_rows(call, base, passed, self.kinds)
+            use = find_method("rows", name)
+            return VALUE if use is None else applied(use, call, 0, [base, *passed], self.kinds)
         return frozenset(part for item in gives for part in item.split() if part != "public")
 
     def _of_function(self, call: ast.Call, passed: list[Kinds]) -> Kinds:
@@ -619,17 +573,10 @@ class ObjectKinds:
         """Return the kinds of the result of a listed function."""
         taken = frozenset().union(*passed)
         match use.gives:
-            case "same" if last_name(call.func) in ("unsqueeze", "expand_dims"):
-                axis = keywords_of(call).get("dim", keywords_of(call).get("axis"))
-                later = is_later_axis(axis or next(iter(call.args[1:]), None))
-                return VALUE if taken & {"lot", "rows"} and not later else taken
-            case "same" | "parts":
+            case "same" | "each" | "along":
+                return applied(use, call, 1, passed, self.kinds)
+            case "parts":
                 return taken
-            case "each":
-                return VALUE if "loss" in taken else computed(*passed)
-            case "along":
-                made = computed(*passed)
-                return made if not made & SECRETS else along_axis(call, made, 1)
             case "width":
                 match call.args[1:2]:
                     case [ast.Tuple(elts=[width]) | ast.List(elts=[width])] if not self.kinds(
@@ -637,8 +584,6 @@ class ObjectKinds:
                     ):
                         return computed(*passed)
                 return as_value(taken)
-            case "letters":
-                return einsum(call, computed(*passed), passed)
             case "loss":
                 return loss_of(taken)
             case "value":
@@ -646,19 +591,8 @@ class ObjectKinds:
             case "drawn":
                 return frozenset({"rows"}) if taken == {"size"} else taken and VALUE
             case "data" | "same data":
-                if "value" in taken or self._draws_again(call):
-                    return VALUE
-                return (taken & {"data", "lots"}) if taken & SECRETS else NOTHING
+                return VALUE if "value" in taken else taken & {"data", "lots"}
         return frozenset(use.gives.split())
-
-    def _draws_again(self, call: ast.Call) -> bool:
-        """Whether a part of the data is chosen by indices that may repeat."""
-        if last_name(call.func) != "Subset" or len(call.args) < 2:
-            return False
-        index: ast.AST | None = self.values.origin_of(call.args[1])
-        while isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice):
-            index = self.values.origin_of(index.value)
-        return not isinstance(index, ast.Call) or last_name(index.func) not in NAMES["distinct"]
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:
         taken = frozenset().union(*passed)
@@ -673,7 +607,7 @@ class ObjectKinds:
         if name == "super":
             around = (o for o in self.script.ancestors(call) if isinstance(o, ast.ClassDef))
             owner = next(around, call)
-            return frozenset({"model"}) if self.is_model_class(owner) else NOTHING
+            return frozenset({"model"}) if owner in self.models else NOTHING
         if (
             name in ("list", "tuple", "iter", "enumerate", "zip", "reversed", "dict", "tqdm")
             or (name in ("str", "repr") and taken & {"data", "lots", "lot", "rows"})
@@ -692,43 +626,33 @@ class ObjectKinds:
         for outer in self.script.ancestors(node):
             if isinstance(outer, FUNCTIONS):
                 return None
-            test = _test_around(outer, inner)
-            if isinstance(outer, ast.For) and self._counts_by_records(outer.iter):
-                return outer.iter
-            if test is not None and self.kinds(test) & SECRETS:
-                return test
-            if (test := self._failing(outer, inner)) is not None:
-                return test
+            tests, secret = _conditions(outer, inner)
+            for test in tests:
+                if self.kinds(test) & secret:
+                    return test
             inner = outer
         return None
 
-    def _counts_by_records(self, iterable: ast.expr) -> bool:
-        """Whether records decide how often a loop over a range runs."""
-        taken = self._given(iterable) if isinstance(iterable, ast.Call) else NOTHING
-        named = isinstance(iterable, ast.Call) and last_name(iterable.func) == "range"
-        return named and bool(taken & SECRETS - {"count", "size"})
 
-    def _failing(self, outer: ast.AST, handler: ast.AST) -> ast.expr | None:
-        """Return what is computed of records and may fail, so that a handler runs."""
-        if not isinstance(outer, ast.Try) or not isinstance(handler, ast.ExceptHandler):
-            return None
-        if last_name(handler.type or outer) in NAMES["other_errors"]:
-            return None
-        parts = (part for item in outer.body for part in ast.walk(item))
-        computed = (
-            part for part in parts if isinstance(part, ast.Call | ast.BinOp | ast.Subscript)
-        )
-        return next((part for part in computed if self.kinds(part) & OF_LOTS), None)
+def _conditions(outer: ast.AST, inner: ast.AST) -> tuple[list[ast.expr], Kinds]:
+    """Return what decides if the part ``inner`` of a node runs where its kinds are some of these.
 
-
-def _test_around(outer: ast.AST, inner: ast.AST) -> ast.expr | None:
-    """Return the condition of ``outer`` on which its part ``inner`` runs."""
+    That is a condition, the number of turns of a loop, or what may fail, so that a handler runs.
+    """
     match outer:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if inner is not test:
-            return test
+            return [test], SECRETS
         case ast.BoolOp(values=[first, *_]) if inner is not first:
-            return first
-    return None
+            return [first], SECRETS
+        case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=args)):
+            return args, SECRETS - COUNTS
+        case ast.Try(body=body) if isinstance(inner, ast.ExceptHandler) and (
+            last_name(inner.type or outer) not in NAMES["other_errors"]
+        ):
+            parts = (part for item in body for part in ast.walk(item))
+            may_fail = ast.Call | ast.BinOp | ast.Subscript
+            return [part for part in parts if isinstance(part, may_fail)], OF_LOTS
+    return [], NOTHING
 
 
 def is_writer(call: ast.Call) -> bool:
@@ -741,7 +665,7 @@ def is_own(kinds: ObjectKinds, call: ast.Call) -> bool:
     """Whether a call runs functions or classes of this file alone, whose uses are read."""
     function = call.func
     if isinstance(function, ast.Name):
-        made = [item.node for item in kinds.script.bindings_of(function)]
+        made = kinds.script.places_of(function)
         return bool(made) and all(isinstance(item, ast.FunctionDef | ast.ClassDef) for item in made)
     base = kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
     return bool(kinds.functions(function)) and base <= {"model", "holder", "data"}
@@ -762,9 +686,6 @@ def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:
     loops = getattr(outer, "generators", [])
     if isinstance(outer, ast.For) and inner in outer.body:
         loops = [outer]
-    return any(_binds(loop.target, name) for loop in loops)
-
-
-def _binds(target: ast.AST, name: str) -> bool:
-    parts = (part for part in ast.walk(target) if isinstance(part, ast.Name))
-    return any(part.id == name and isinstance(part.ctx, ast.Store) for part in parts)
+    parts = (part for loop in loops for part in ast.walk(loop.target))
+    bound = (part for part in parts if isinstance(getattr(part, "ctx", None), ast.Store))
+    return any(last_name(part) == name for part in bound if isinstance(part, ast.Name))

@@ -63,8 +63,8 @@ class RecordSources:
                 for loop in filter(lambda loop: self._may_hold_records(loop.iter), loops):
                     self.add(loop.iter, depth + 1)
             case ast.IfExp(body=body, orelse=other):
-                self.add(body, depth + 1)
-                self.add(other, depth + 1)
+                for part in (body, other):
+                    self.add(part, depth + 1)
 
     def _parts(self, call: ast.Call) -> list[ast.expr]:
         """Return what the records that a call returns are made of; else note that it reads them."""
@@ -91,7 +91,7 @@ class RecordSources:
             self.calls[call] = None
         return parts
 
-    def _may_hold_records(self, node: ast.expr) -> bool:
+    def _may_hold_records(self, node: ast.AST) -> bool:
         """Whether an argument of what makes the data may itself be data: no option or path."""
         match node:
             case ast.Name():
@@ -100,11 +100,6 @@ class RecordSources:
                 ]
                 parsed = any("parse" in (last_name(maker) or "") for maker in makers)
                 return not (parsed or self.values.known_value(node))
-            case (
-                ast.Subscript(value=inner) | ast.Starred(value=inner)
-                | ast.BinOp(left=inner, op=ast.Mult())
-            ):  # fmt: skip
-                return self._may_hold_records(inner)
             case ast.Call(func=function, args=args):
                 parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
                 imported = self.script.comes_from(function, ("os", "pathlib"))
@@ -114,7 +109,9 @@ class RecordSources:
                 return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in items)
             case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
                 return any(self._may_hold_records(loop.iter) for loop in loops)
-        return False
+            case ast.Attribute() | ast.Lambda():
+                return False
+        return any(map(self._may_hold_records, ast.iter_child_nodes(node)))
 
     def _is_defined(self, root: ast.expr) -> bool:
         """Whether no value is assigned to a name: it is imported, defined or not bound."""
@@ -124,16 +121,10 @@ class RecordSources:
 
     def _value_at(self, place: ast.AST) -> ast.AST | None:
         """Return the expression whose value a place takes, or a part of it."""
-        if (own := assigned_to(self.script, place)) is not None:
-            return own
-        match next(outer for outer in self.script.ancestors(place) if not isinstance(
-            outer, ast.Tuple | ast.List | ast.Starred)):  # fmt: skip
-            case (
-                ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.NamedExpr(value=value)
-                | ast.withitem(context_expr=value)
-            ):  # fmt: skip
-                return value
-        return None
+        around = self.script.ancestors(place)
+        outer = next(o for o in around if not isinstance(o, ast.Tuple | ast.List | ast.Starred))
+        value = getattr(outer, "value", getattr(outer, "context_expr", None))
+        return assigned_to(self.script, place) or value
 
     @cached_property
     def unread(self) -> list[ast.Call]:
@@ -150,28 +141,26 @@ class RecordSources:
         return calls
 
     @cached_property
-    def folders(self) -> list[ast.expr]:
-        """The paths that the records are read from."""
+    def folders(self) -> list[str]:
+        """The texts of the paths that the records are read from."""
         keys = ("root", "data_dir", "data_files")
         calls = [call for call in self.calls if _takes_path(call)]
-        return [item for call in calls for item in (*call.args[:1], *(
+        paths = [item for call in calls for item in (*call.args[:1], *(
             value for key, value in keywords_of(call).items() if key in keys))]  # fmt: skip
+        return [
+            text for item in paths if (text := _text_of(item).rstrip("/")) not in ("", "'", "'.")
+        ]
 
     def names_folder(self, node: ast.AST) -> bool:
         """Whether an expression is a path of the records, or of a file below."""
-        match node:
-            case ast.Call(func=function) if last_name(function) not in NAMES["paths"]:
-                return False
-            case ast.Constant(value=str(text)):
-                known = [str(getattr(item, "value", "")).rstrip("/") for item in self.folders]
-                if any(cache in text for cache in NAMES["caches"]):
-                    return True
-                return any(len(item) > 1 and f"{text}/".startswith(f"{item}/") for item in known)
-            case ast.Name() | ast.Attribute() if any(
-                ast.dump(item) == ast.dump(node) for item in self.folders
-            ):
-                return True
-        return any(map(self.names_folder, ast.iter_child_nodes(node)))
+        if isinstance(node, ast.Call) and last_name(node.func) not in NAMES["paths"]:
+            return False
+        text = _text_of(node)
+        return (
+            any(f"{text}/".startswith(f"{item}/") for item in self.folders)
+            or any(cache in text for cache in NAMES["caches"])
+            or any(map(self.names_folder, ast.iter_child_nodes(node)))
+        )
 
     def reads(self, call: ast.Call) -> bool:
         """Whether a call reads the records: it is one of the sources, or not evidently another."""
@@ -188,10 +177,13 @@ class RecordSources:
         if not self.script.comes_from(call.func, NAMES["data_packages"]):
             return False
         first, second = _settings(call), _settings(other)
-        return not any(
-            key in first and key in second and first[key] != second[key]
-            for key in first.keys() | second.keys()
-        )
+        return all(first[key] == second[key] for key in first.keys() & second.keys())
+
+
+def _text_of(path: ast.AST) -> str:
+    if isinstance(path, ast.Constant):
+        return f"'{path.value}"
+    return ast.unparse(path) if isinstance(path, ast.Name | ast.Attribute) else ""
 
 
 def _settings(call: ast.Call) -> dict[str, object]:

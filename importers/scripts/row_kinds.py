@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable
 
 from affidavit.importers.scripts.syntax import keywords_of, last_name
-from affidavit.importers.scripts.use_table import HANDLES, SECRETS, find_method
+from affidavit.importers.scripts.use_table import HANDLES, SECRETS, Use
 
 Kinds = frozenset[str]
 NOTHING: Kinds = frozenset()
@@ -65,61 +65,49 @@ def arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> 
     return computed(left, right)
 
 
-def method_of_rows(
-    call: ast.Call, base: Kinds, passed: list[Kinds], kinds: Callable[[ast.expr], Kinds]
+def applied(
+    use: Use, call: ast.Call, place: int, passed: list[Kinds], kinds: Callable[[ast.expr], Kinds]
 ) -> Kinds:
-    """Return what a method of an array of rows gives, by the table of uses.
+    """Return what a function or method that is applied to rows gives, by the table of uses.
 
-    ``kinds`` gives the kinds of its arguments.
+    Its options start at ``place``, ``passed`` are the kinds of what it is applied to and of its
+    arguments, and ``kinds`` gives those of one of them.
     """
-    name, first = last_name(call.func) or "", next(iter(call.args), None)
-    use = find_method("rows", name)
-    if use is not None and use.gives == "same":
-        return VALUE if "loss" in base and name in ("detach", "numpy") else base
-    made = computed(base, *passed)
-    if use is None or "value" in made or ("loss" in base and name not in ("mean", "sum")):
-        return VALUE
+    name, options, named = last_name(call.func), call.args[place:], keywords_of(call)
+    taken, made, first = frozenset().union(*passed), computed(*passed), next(iter(options), None)
+    if use.gives == "same":
+        return VALUE if "loss" in taken and name in ("detach", "numpy") else taken
+    if not made & SECRETS:
+        return made
     if use.gives == "along":
-        return along_axis(call, made, 0)
+        return _along_axis(call, made, place)
     match name:
-        case "unsqueeze":
-            keeps = is_later_axis(first)
+        case "unsqueeze" | "expand_dims":
+            keeps = is_later_axis(named.get("dim", named.get("axis", first)))
         case "transpose" | "swapaxes":
-            keeps = len(call.args) == 2 and all(map(is_later_axis, call.args))
+            keeps = len(options) == 2 and all(map(is_later_axis, options))
         case "permute":
             keeps = isinstance(first, ast.Constant) and first.value == 0
         case "view" | "reshape":
-            others = frozenset().union(*map(kinds, call.args[1:]))
+            others = frozenset().union(*map(kinds, options[1:]))
             keeps = first is not None and (
                 not others if ast.unparse(first) == "-1" else kinds(first) == {"size"}
             )
         case _:
             keeps = True
-    return made if keeps else VALUE
+    return made if keeps and "loss" not in made else VALUE
 
 
-def along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
+def _along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     """Keep rows that are computed along another axis than the first."""
+    sums = last_name(call.func) in ("mean", "sum")
     place += last_name(call.func) in ("norm", "chunk", "split")  # which take a number before it
     named = keywords_of(call)
     axis = named.get("dim", named.get("axis", next(iter(call.args[place:]), None)))
-    if axis is None:
-        sums = last_name(call.func) in ("mean", "sum")
-        return made if made <= {"model"} or (sums and made <= {"loss", "model"}) else VALUE
+    if "loss" in made or axis is None:
+        return made if sums and axis is None and made <= {"loss", "model"} else VALUE
     axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [axis]
-    return made if all(map(is_later_axis, axes)) and "loss" not in made else VALUE
-
-
-def einsum(call: ast.Call, made: Kinds, passed: list[Kinds]) -> Kinds:
-    """Keep rows whose axis is the first of the result, and of each operand that has them."""
-    text = getattr(call.args[0], "value", None) if call.args else None
-    inputs, _, result = str(text).replace(" ", "").partition("->")
-    terms, letter = inputs.split(","), result[:1]
-    apart = letter.isalpha() and len(terms) == len(passed[1:]) and all(
-        letter not in term[bool(kinds & SECRETS):] and (letter == term[:1] or not kinds & SECRETS)
-        for term, kinds in zip(terms, passed[1:], strict=True)
-    )  # fmt: skip
-    return made if apart or not made & SECRETS else VALUE
+    return made if all(map(is_later_axis, axes)) else VALUE
 
 
 def is_later_axis(axis: ast.expr | None) -> bool:

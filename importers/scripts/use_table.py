@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from affidavit.importers.names import load_facts
 from affidavit.importers.scripts.syntax import Script, package_of
@@ -55,15 +55,16 @@ def find_function(script: Script, call: ast.Call) -> Use | None:
             continue
         if use.names != "*" and name not in use.names.split():
             continue
-        if use.modules and not _is_in(path, use.modules.split()):
+        if use.modules and not any(f".{part}." in f".{path}." for part in use.modules.split()):
             continue
         return use
     return None
 
 
-def _is_in(path: str, modules: list[str]) -> bool:
-    """Whether a dotted path contains one of these modules."""
-    return any(f".{module}." in f".{path}." for module in modules)
+def arguments_of(call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
+    """Yield the arguments of a call, with their positions or keywords."""
+    yield from enumerate(call.args)
+    yield from ((item.arg or "**", item.value) for item in call.keywords)
 
 
 WORDS = {"private": "private optimiser", "optimizer": "optimiser", "data": "records",

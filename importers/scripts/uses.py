@@ -31,6 +31,7 @@ from affidavit.importers.scripts.syntax import (
 from affidavit.importers.scripts.use_table import (
     HANDLES,
     SECRETS,
+    arguments_of,
     find_function,
     find_method,
     words_of,
@@ -120,20 +121,15 @@ class Uses:
                 case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS:
                     why = "records decide whether it fails"
                 case ast.Attribute(ctx=ast.Del()) | ast.Subscript(ctx=ast.Del()):
-                    why = self.of_other_store(node)
+                    why = self.of_deletion(node)
                 case (
-                    ast.For(target=target)
-                    | ast.comprehension(target=target)
-                    | ast.withitem(optional_vars=ast.expr() as target)
+                    ast.For(target=target, iter=value)
+                    | ast.comprehension(target=target, iter=value)
+                    | ast.withitem(context_expr=value, optional_vars=ast.expr() as target)
                 ):
-                    stored = (part for part in ast.walk(target)
-                              if isinstance(part, ast.Attribute | ast.Subscript))  # fmt: skip
-                    whys = [(part, self.of_other_store(part)) for part in stored]
-                    yield from ((part, why) for part, why in whys if why is not None)
+                    yield from self.of_stores([target], value)
                     continue
-                case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES[
-                    "reflection"
-                ] and not self._is_of_the_script(node):
+                case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
                     why = "it may reach or change any object"
                 case ast.Attribute(ctx=ast.Load()):
                     why = self.of_attribute(node)
@@ -166,54 +162,39 @@ class Uses:
             if why is not None:
                 yield node, why
 
-    def _is_of_the_script(self, node: ast.Attribute | ast.alias) -> bool:
-        """Whether an attribute is one of ``self`` that the script stores, as of a patch's size."""
-        match node:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                return not name.startswith("_") and bool(self.script.stored_attributes.get(name))
-        return False
-
     def of_stores(self, targets: list[ast.expr], value: ast.expr) -> Iterator[tuple[ast.AST, str]]:
         """Yield the targets of an assignment that change an object, with the reason."""
-        parts = list(targets)
-        own = self.kinds.kinds(value)
-        while parts:
-            target = parts.pop()
+        for target in (part for item in targets for part in ast.walk(item)):
+            why = None
             match target:
-                case ast.Tuple(elts=elements) | ast.List(elts=elements):
-                    parts += elements
-                case ast.Starred(value=inner):
-                    parts.append(inner)
-                case ast.Attribute():
-                    why = self._of_attribute_store(target, value)
-                    if why is not None or (why := self._of_rebinding(target)) is not None:
-                        yield target, why
-                case ast.Subscript(value=base):
-                    kinds = self.kinds.kinds(base)
-                    secret = own & SECRETS or self.kinds.deciding(target) is not None
-                    if kinds & (HANDLES - {"holder"}) and secret:
-                        yield target, f"records decide what the {words_of(kinds & HANDLES)} gets"
-                    elif kinds & {"private", "engine", "optimizer"}:
-                        yield target, f"it changes the {words_of(kinds)}"
-                    elif not kinds & HANDLES and (
-                        changed := self._whole(target) & {"private", "engine", "optimizer"}
-                    ):
-                        yield target, f"it changes the {words_of(changed)}"
-                    elif self._is_outside(base) and own & SECRETS:
-                        yield target, "it writes records"
-                    elif kinds & {"data", "lots"} and own & SECRETS:
-                        yield target, "it changes the records"
-                case ast.Name():
-                    if (why := self._of_rebinding(target)) is not None:
-                        yield target, why
+                case ast.Attribute(ctx=ast.Store()):
+                    why = self._of_attribute_store(target, value) or self._of_rebinding(target)
+                case ast.Subscript(ctx=ast.Store()):
+                    why = self._of_item_store(target, self.kinds.kinds(value))
+                case ast.Name(ctx=ast.Store()):
+                    why = self._of_rebinding(target)
+            if why is not None:
+                yield target, why
+
+    def _of_item_store(self, target: ast.Subscript, own: Kinds) -> str | None:
+        base = self.kinds.kinds(target.value)
+        decided = own & SECRETS or self.kinds.deciding(target) is not None
+        if base & (HANDLES - {"holder"}) and decided:
+            return f"records decide what the {words_of(base & HANDLES)} gets"
+        whole = base if base & HANDLES else self._whole(target)
+        if changed := whole & {"private", "engine", "optimizer"}:
+            return f"it changes the {words_of(changed)}"
+        if own & SECRETS and self._is_outside(target.value):
+            return "it writes records"
+        return "it changes the records" if own & SECRETS and base & {"data", "lots"} else None
 
     def is_passed_lot(self, target: ast.Name) -> bool:
         """Whether a name is that of a parameter that holds records of a lot."""
         passed = any(isinstance(item.node, ast.arg) for item in self.script.bindings_of(target))
         return passed and bool(self.kinds.kinds(target) & SECRETS)
 
-    def of_other_store(self, target: ast.Attribute | ast.Subscript) -> str | None:
-        """Say why deleting a part of an object, or storing one by a loop, may change it."""
+    def of_deletion(self, target: ast.Attribute | ast.Subscript) -> str | None:
+        """Say why deleting a part of an object may change it."""
         changed = self._whole(target) & (HANDLES | {"lots", "data"}) - {"holder", "criterion"}
         return f"it changes the {words_of(changed)}" if changed else None
 
@@ -252,27 +233,22 @@ class Uses:
         return None
 
     def gives_another_meaning(self, node: ast.AST) -> bool:
-        """Whether a definition or import binds a name that has a meaning already."""
-        name = getattr(node, "asname", None) or getattr(node, "name", None)
-        return isinstance(name, str) and (
-            self._is_private_name(node, name) or self._rebinds_import(node, name)
-        )
+        """Whether a definition or import binds a name that has a meaning already.
 
-    def _rebinds_import(self, node: ast.AST, name: str) -> bool:
-        """Whether an import may give a name, that another package's import gives, another value."""
-        if not isinstance(node, ast.alias):
+        That of the private call, or of another package's import that is no alternative.
+        """
+        name = getattr(node, "asname", None) or getattr(node, "name", None)
+        if not isinstance(name, str):
             return False
         bindings = self.script.bindings.get((self.script.scope_of(node), name), ())
+        places = [item.node for item in bindings]
         packages = {package_of(self.script.import_origin(item)[0] or "") for item in bindings
                     if isinstance(item.node, ast.alias)}  # fmt: skip
         around = self.script.ancestors(node)
-        return len(packages) > 1 and not any(isinstance(item, ast.Try | ast.If) for item in around)
-
-    def _is_private_name(self, node: ast.AST, name: str) -> bool:
-        """Whether a node other than an assignment binds a name that the private call sets."""
-        bindings = self.script.bindings.get((self.script.scope_of(node), name), ())
-        places = [item.node for item in bindings]
-        return node in places and any(map(self.values.is_set_by_private_call, places))
+        chosen = any(isinstance(item, ast.Try | ast.If) for item in around)
+        other = isinstance(node, ast.alias) and len(packages) > 1 and not chosen
+        private = any(map(self.values.is_set_by_private_call, places))
+        return other or (node in places and private)
 
     def _of_rebinding(self, target: ast.Name | ast.Attribute) -> str | None:
         """Say why a name of a private object may hold another one later."""
@@ -302,8 +278,8 @@ class Uses:
         outer = self.script.parents[node]
         if isinstance(outer, ast.Call) and outer.func is node:
             return None
-        named = node.attr == "__class__" and getattr(outer, "attr", "") == "__name__"
-        if node.attr in ("__dict__", "__class__") and base and not named:
+        named = getattr(outer, "attr", "") == "__name__"
+        if node.attr == "__class__" and base and not named:
             return "it may change any part of the object"
         if node.attr in NAMES["gradients"] and not is_imported(self.script, [node]):
             compared = isinstance(outer, ast.Compare)
@@ -343,19 +319,8 @@ class Uses:
             return KNOWN_SEED
         if self._is_carried(node):
             return "it may be of an earlier lot"
-        if node.id in NAMES["namespaces"] and not self.script.bindings_of(node):
-            return self._of_namespace(node)
         definition = self.script.function_of(node)
-        if definition is None:
-            return None
-        return self.of_code(node, definition)
-
-    def _of_namespace(self, node: ast.Name) -> str | None:
-        call = self.script.parents[node]
-        if isinstance(call, ast.Call) and call.args and call.func is node:
-            own = self.kinds.kinds(call.args[0])
-            return "it may change any part of the object" if own else None
-        return "it may change any name"
+        return None if definition is None else self.of_code(node, definition)
 
     def of_code(self, node: ast.expr, code: ast.AST) -> str | None:
         """Say why code that is named may use objects at any time."""
@@ -367,9 +332,7 @@ class Uses:
         call = self.script.parents[outer] if isinstance(outer, ast.keyword) else outer
         if not isinstance(call, ast.Call):
             return "the function that it names may run at any place"
-        place: int | str = next((i for i, item in enumerate(call.args) if item is node), "**")
-        if isinstance(outer, ast.keyword):
-            place = outer.arg or "**"
+        place = next((place for place, item in arguments_of(call) if item is node), "**")
         uses = [find_function(self.script, call)]
         if isinstance(call.func, ast.Attribute):
             kinds = self.kinds.kinds(call.func.value)
@@ -393,14 +356,11 @@ class Uses:
 
     def of_shared(self, node: ast.AST, names: list[str]) -> str | None:
         """Say which names of objects a function shares with other scopes."""
-        own = self.script.scope_of(node)
-        for name in names:
-            for (_, bound), bindings in self.script.bindings.items():
-                if bound != name:
-                    continue
-                kinds = frozenset().union(*(self.kinds.bound[item.node] for item in bindings))
-                if kinds & (HANDLES | {"lots"}):
-                    return f"{name} is set in {getattr(own, 'name', 'a function')}, at any time"
+        own = getattr(self.script.scope_of(node), "name", "a function")
+        for (_, name), bindings in self.script.bindings.items():
+            kinds = frozenset().union(*(self.kinds.bound[item.node] for item in bindings))
+            if name in names and kinds & (HANDLES | {"lots"}):
+                return f"{name} is set in {own}, at any time"
         return None
 
     def of_definition(self, node: ast.FunctionDef) -> str | None:
@@ -410,7 +370,7 @@ class Uses:
         owner = self.script.parents[node]
         keras = self.kinds.library.key.startswith(("tensorflow", "jax_keras"))
         replaces = node.name in ("train_step", "make_train_function")
-        if keras and replaces and self.kinds.is_model_class(owner):
+        if keras and replaces and owner in self.kinds.models:
             return "a step of its own replaces that of Keras"
         if isinstance(owner, ast.ClassDef) and node.name in NAMES["operators"]:
             return "it is not followed where an operator runs it"
@@ -420,29 +380,24 @@ class Uses:
 
     def of_exit(self, node: ast.AST) -> str | None:
         """Say why records may decide, or leave by, where the script goes on."""
-        test = self.kinds.deciding(node)
-        function = self.script.scope_of(node)
-        name = getattr(function, "name", "")
-        layer = name in ("forward", "call")
-        owner = self.script.parents.get(function)
-        if isinstance(node, ast.Return) and layer and self.kinds.is_model_class(owner or function):
-            made = NOTHING if node.value is None else self.kinds.kinds(node.value)
-            if "value" in made:
+        function, test = self.script.scope_of(node), self.kinds.deciding(node)
+        layer = function in self.kinds.layers
+        match node:
+            case ast.Return(value=ast.expr() as value) if layer and (
+                "value" in self.kinds.kinds(value)
+            ):
                 return "a layer may join the records of a lot"
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            carried = self.kinds.kinds(node.exc) & (HANDLES | {"lots"})
-            if carried - {"scheduler", "criterion"}:
+            case ast.Raise(exc=ast.expr() as carried) if self.kinds.kinds(carried) & (
+                (HANDLES | {"lots"}) - {"scheduler", "criterion"}
+            ):
                 return "what catches it gets private objects"
-        if isinstance(node, ast.Assert):
-            if self.kinds.runs_before(node):
-                return None  # a check of the form of the records, before any of them is used
-            own = self.kinds.kinds(node.test) & SECRETS
-            return "records decide whether it goes on" if own else None
-        if isinstance(node, ast.Return | ast.Break) and self._leaves_lot(node):
-            return "a lot that BatchMemoryManager splits may not run to its end"
-        if test is None:
-            return None
-        return f"records decide where it leaves ({source_text(test)})"
+            case ast.Assert(test=condition):
+                # Before any record is used, it checks their form.
+                decides = self.kinds.kinds(condition) & SECRETS and not self.kinds.runs_before(node)
+                return "records decide whether it goes on" if decides else None
+            case ast.Return() | ast.Break() if self._leaves_lot(node):
+                return "a lot that BatchMemoryManager splits may not run to its end"
+        return None if test is None else f"records decide where it leaves ({source_text(test)})"
 
     def _leaves_lot(self, node: ast.AST) -> bool:
         """Whether a loop over parts of lots is left, so that gradients stay for the next lot."""
@@ -481,7 +436,9 @@ def _uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
     script, todo = kinds.script, list[ast.expr]()
     for node in script.nodes:
         match node:
-            case ast.keyword(arg=str(name), value=value) if _is_transform(name):
+            case ast.keyword(arg=str(name), value=value) if _is_transform(name) or (
+                name == "collate_fn"
+            ):
                 todo.append(value)
             case ast.Attribute(attr=name, ctx=ast.Store()) if _is_transform(name):
                 todo += filter(None, [getattr(script.parents[node], "value", None)])
@@ -496,24 +453,24 @@ def _uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
     of_sources = {part for item in read for part in ast.walk(item)}
     seen = set[ast.AST]()
     while todo:
-        for part in ast.walk(todo.pop()):
-            if part in seen:
-                continue
-            seen.add(part)
-            if isinstance(part, ast.Lambda):
+        parts = [part for part in ast.walk(todo.pop()) if part not in seen]
+        seen.update(parts)
+        for part in parts:
+            if isinstance(part, ast.Lambda) or (
+                isinstance(part, ast.Attribute) and part.attr in script.functions
+            ):
                 yield part, OF_OTHER_ROWS
             if not isinstance(part, ast.Name) or not _is_code(script, part):
                 continue
             for bound in script.bindings_of(part):
-                origin = package_of(script.import_origin(bound)[0] or "")
-                if isinstance(bound.node, ast.FunctionDef | ast.ClassDef):
+                source = part in of_sources
+                package = package_of(script.import_origin(bound)[0] or "")
+                foreign = isinstance(bound.node, ast.alias) and not source
+                if isinstance(bound.node, ast.FunctionDef | ast.ClassDef) or (
+                    foreign and package not in NAMES["transform_packages"]
+                ):
                     yield part, OF_OTHER_ROWS
-                elif part in of_sources:
-                    continue
-                elif isinstance(bound.node, ast.alias):
-                    if origin not in NAMES["transform_packages"]:
-                        yield part, OF_OTHER_ROWS
-                elif bound.value is not None:
+                elif bound.value is not None and not source:
                     todo.append(bound.value)
     for method in script.functions.get("__getitem__", ()):
         yield method, OF_OTHER_ROWS
@@ -556,7 +513,7 @@ def may_know_seed(values: Evaluator, node: ast.expr) -> bool:
     if not isinstance(call, ast.Call) or call.func is not node:
         return True  # what it is passed to, or named, may call it with any seed
     seed = next(iter(call.args), keywords_of(call).get("seed"))
-    return not _is_secret(values, seed) and not _seeds_splits(values, call)
+    return not _is_secret(values, seed)
 
 
 def _is_secret(values: Evaluator, seed: ast.expr | None) -> bool:
@@ -571,14 +528,3 @@ def _is_secret(values: Evaluator, seed: ast.expr | None) -> bool:
         case ast.Attribute() | ast.Subscript():
             return values.known_value(made) is None and not values.script.module_path(made)
     return made is None
-
-
-def _seeds_splits(values: Evaluator, call: ast.Call) -> bool:
-    """Whether a generator of its own is seeded, in a script whose generators only split records."""
-    if not isinstance(call.func, ast.Attribute) or values.script.module_path(call.func):
-        return False
-    return all(
-        last_name(item.func) in NAMES["splits"]
-        for item in values.script.calls
-        if not keywords_of(item).keys().isdisjoint(("generator", "noise_generator"))
-    )
