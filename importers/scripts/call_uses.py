@@ -337,10 +337,10 @@ class CallUses:
         if use is not None:
             return self._taken(use, passed)
         if isinstance(call.func, ast.Attribute):
-            if name in ("append", "extend", "add", "update", "insert", "setdefault", "get", "pop"):
-                made = [item for item in bound if item is not None]
-                if made and not any(isinstance(item.node, ast.alias) for item in made):
-                    return None  # of a list or dictionary
+            kept = [item.node for item in bound if item is not None]
+            imported = any(isinstance(item, ast.alias) for item in kept)
+            if kept and not imported and name in NAMES["container_methods"]:
+                return None  # of a list or dictionary
             if taken <= SECRETS | {"model"} and name in NAMES["loggers"]:
                 return None
         if taken <= SECRETS and self.script.comes_from(call.func, NAMES["numerical_packages"]):

@@ -25,17 +25,9 @@ from affidavit.importers.scripts.syntax import (
 )
 from affidavit.importers.scripts.values import Evaluator, is_left_out
 
-LOT_LOSSES = NAMES["lot_losses"]
-TRAINERS = ("Trainer", "Fabric", "Accelerator", "Arguments")
 CLEARING = ("zero_grad", "microbatch_step")
 """Methods after which no gradients are left, of PyVacy's optimisers too."""
 OF_ALL_TARGETS = "what the targets of all records of a lot decide"
-HALF_PRECISION = {
-    "precision": (16, "16", "16-mixed"),
-    "mixed_precision": ("fp16",),
-    "fp16": (True,),
-}
-"""Trainer arguments that turn on a ``GradScaler``."""
 
 
 def find_repeated_noise(values: Evaluator) -> ast.AST | None:
@@ -67,7 +59,7 @@ def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
                 arg="accumulate_grad_batches" | "gradient_accumulation_steps" as name, value=value
             ) if values.known_value(value) != 1:
                 call = getattr(script.parents[node], "func", node)
-                if name[0] == "a" or (last_name(call) or "").endswith(TRAINERS):
+                if name[0] == "a" or (last_name(call) or "").endswith(NAMES["trainers"]):
                     return node
     for step in set(optimizer_steps(values)) - values.other_steps:
         loop, formed = innermost_loop(script, step), _gradients_before(values, step)
@@ -150,13 +142,10 @@ def find_joining_layer(values: Evaluator) -> ast.AST | None:
     Opacus refuses such layers itself, and its validator replaces them.
     """
     refused = find_import(values.script, ("opacus", "torchdp")) is not None
-    names = LOT_LOSSES if refused else LOT_LOSSES + NAMES["lot_statistics"]
-    called = values.script.calls_to(*names)
-    if refused:  # but not what no model holds
-        called += [
-            call for call in values.script.calls_to(*NAMES["lot_statistics"])
-            if _is_applied(values.script, call)
-        ]  # fmt: skip
+    called = values.script.calls_to(*NAMES["lot_losses"])
+    for call in values.script.calls_to(*NAMES["lot_statistics"]):
+        # Opacus does not refuse what no model holds.
+        called += [] if refused and not _is_applied(values.script, call) else [call]
     for call in values.script.calls_to(*NAMES["axis_layers"]):
         named = keywords_of(call)
         axis = next(
@@ -188,10 +177,12 @@ def _is_applied(script: Script, layer: ast.Call) -> bool:
 def find_skipped_lots(values: Evaluator) -> ast.AST | None:
     """Find a GradScaler, which skips the step where a gradient overflows, or an error that does."""
     for call in values.script.calls:
-        named = keywords_of(call) if (last_name(call.func) or "").endswith(TRAINERS) else {}
-        for name in named.keys() & HALF_PRECISION.keys():
-            if values.known_value(named[name]) in HALF_PRECISION[name]:
-                return call
+        named = (
+            keywords_of(call) if (last_name(call.func) or "").endswith(NAMES["trainers"]) else {}
+        )
+        set_to = (values.known_value(named.get(key)) for key in NAMES["precision_arguments"])
+        if any(str(value) in NAMES["half_precision"] for value in set_to):
+            return call
     for call in values.script.calls_to("GradScaler"):
         if values.known_value(keywords_of(call).get("enabled")) is not False:
             return call

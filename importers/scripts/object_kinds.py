@@ -361,9 +361,9 @@ class ObjectKinds:
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
                 return self.kinds(body) | self.kinds(other) | decided
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp() | ast.DictComp():
-                made = [node.value if isinstance(node, ast.DictComp) else node.elt]
-                made += [part for loop in node.generators for part in (loop.iter, *loop.ifs)]
-                return as_value(frozenset().union(*map(self.kinds, made)))
+                taken = [node.value if isinstance(node, ast.DictComp) else node.elt]
+                taken += [part for loop in node.generators for part in (loop.iter, *loop.ifs)]
+                return as_value(frozenset().union(*map(self.kinds, taken)))
             case ast.Lambda() | ast.Constant():
                 return NOTHING
             case ast.JoinedStr(values=parts):
@@ -531,12 +531,12 @@ class ObjectKinds:
 
     def returned_by_private_call(self) -> Kinds:
         """Return the kinds of what the private call returns."""
-        if self.library.methods or self.library.key.startswith(("opacus_optimizer", "tensorflow")):
-            name = last_name(self.call.func) or ""
-            return frozenset({"model" if name.endswith(("Model", "Sequential")) else "private"})
+        name = last_name(self.call.func) or ""
         if self.library is OPACUS:
             return frozenset({"model", "private", "lots"})
-        return frozenset({"engine" if "Engine" in (last_name(self.call.func) or "") else "private"})
+        if name.endswith(("Model", "Sequential")):
+            return frozenset({"model"})
+        return frozenset({"engine" if "Engine" in name else "private"})
 
     def _of_method(self, call: ast.Call, base: Kinds, passed: list[Kinds]) -> Kinds:
         name = last_name(call.func) or ""

@@ -182,7 +182,7 @@ class RecordSources:
 
 def _text_of(path: ast.AST) -> str:
     if isinstance(path, ast.Constant):
-        return f"'{path.value}"
+        return "'" + str(path.value)
     return ast.unparse(path) if isinstance(path, ast.Name | ast.Attribute) else ""
 
 

@@ -67,11 +67,6 @@ def arguments_of(call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
     yield from ((item.arg or "**", item.value) for item in call.keywords)
 
 
-WORDS = {"private": "private optimiser", "optimizer": "optimiser", "data": "records",
-         "lots": "private loader", "lot": "lot", "rows": "lot", "value": "values of records",
-         "count": "size of a lot", "size": "size of a lot", "code": "function"}  # fmt: skip
-
-
 def words_of(kinds: frozenset[str]) -> str:
     """Return the names of kinds in words."""
-    return " and ".join(dict.fromkeys(WORDS.get(kind, kind) for kind in sorted(kinds)))
+    return " and ".join(dict.fromkeys(_FACTS["words"].get(kind, kind) for kind in sorted(kinds)))

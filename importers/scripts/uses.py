@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from affidavit.importers.libraries import FAULTS
 from affidavit.importers.names import NAMES
@@ -57,12 +58,13 @@ def find_uses(
     questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
     values, script = kinds.values, kinds.script
     followed = not script.dynamic and is_reached(script, call)
+    reached = cache(lambda owner: is_reached(script, owner.body[0]))
     for node, why in (*Uses(kinds, draws_lots=draws_lots).open_uses(), *others):
         line = getattr(node, "lineno", call.lineno)
         if (
             exclude_each_other(script, node, call)
             or is_left_out(values, node)
-            or (followed and not is_reached(script, node))
+            or (followed and not reached(_owner_of(script, node)))
             or any(line in script.harmless for line in _lines_of(script, node))
         ):
             continue
@@ -72,6 +74,12 @@ def find_uses(
             message = f"line {line}: {source_text(node)}: {why}."
             questions.setdefault(line, OpenUse(line=line, message=message))
     return tuple(questions[line] for line in sorted(questions)), faults
+
+
+def _owner_of(script: Script, node: ast.AST) -> ast.AST:
+    """Return the function, class or module whose body a node is in."""
+    owners = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    return next(outer for outer in script.ancestors(node) if isinstance(outer, owners))
 
 
 def _lines_of(script: Script, node: ast.AST) -> range:
