@@ -337,9 +337,9 @@ class CallUses:
         if use is not None:
             return self._taken(use, passed)
         if isinstance(call.func, ast.Attribute):
-            kept = [item.node for item in bound if item is not None]
-            imported = any(isinstance(item, ast.alias) for item in kept)
-            if kept and not imported and name in NAMES["container_methods"]:
+            places = [item.node for item in bound if item is not None]
+            imported = any(isinstance(item, ast.alias) for item in places)
+            if places and not imported and name in NAMES["container_methods"]:
                 return None  # of a list or dictionary
             if taken <= SECRETS | {"model"} and name in NAMES["loggers"]:
                 return None

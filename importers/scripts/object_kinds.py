@@ -220,8 +220,6 @@ class ObjectKinds:
         while isinstance(base, ast.Attribute | ast.Subscript):
             base = base.value
         if isinstance(base, ast.Name) and kinds and base.id != "self":
-            if kinds <= {"model", "holder"} and self.script.module_path(base):
-                return  # as of ``wandb.run.summary``
             for item in self.script.bindings_of(base):
                 self.bound[item.node] |= kinds
 
@@ -250,9 +248,8 @@ class ObjectKinds:
         """Pass the arguments of a call on to a function that it may run."""
         spec, every = function.args, self._given(call)
         passed = self.script.passed_arguments(function, call)
-        for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg):
-            if arg is None:
-                continue
+        every_arg = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
+        for arg in filter(None, every_arg):
             own = frozenset().union(*(self.kinds(item) for key, item in passed if key == arg.arg))
             self.bound[arg] |= every if unpacks(call) or arg in (spec.vararg, spec.kwarg) else own
 
@@ -606,8 +603,7 @@ class ObjectKinds:
             return self.element(taken)
         if name == "super":
             around = (o for o in self.script.ancestors(call) if isinstance(o, ast.ClassDef))
-            owner = next(around, call)
-            return frozenset({"model"}) if owner in self.models else NOTHING
+            return frozenset({"model"}) if next(around, None) in self.models else NOTHING
         if (
             name in ("list", "tuple", "iter", "enumerate", "zip", "reversed", "dict", "tqdm")
             or (name in ("str", "repr") and taken & {"data", "lots", "lot", "rows"})

@@ -286,23 +286,15 @@ class Uses:
         outer = self.script.parents[node]
         if isinstance(outer, ast.Call) and outer.func is node:
             return None
-        named = getattr(outer, "attr", "") == "__name__"
-        if node.attr == "__class__" and base and not named:
+        if node.attr == "__class__" and base and getattr(outer, "attr", "") != "__name__":
             return "it may change any part of the object"
         if node.attr in NAMES["gradients"] and not is_imported(self.script, [node]):
             compared = isinstance(outer, ast.Compare)
             return None if compared else "it reads gradients that no noise covers"
         if self._is_carried(node):
             return "it may be of an earlier lot"
-        parts = ("original_optimizer", "step", "grad_samples")
-        if base & {"private", "optimizer"} and node.attr in parts:
+        if base & {"private", "optimizer"} and node.attr in NAMES["optimizer_parts"]:
             return f"{node.attr} of the optimiser is not a use that is understood"
-        if (
-            "model" in base
-            and node.attr in ("forward", "optimizer")
-            and not isinstance(outer, ast.Attribute)
-        ):
-            return None
         if "engine" in base and node.attr not in ("accountant", "secure_mode"):
             return f"{node.attr} of the engine is not a use that is understood"
         return None
