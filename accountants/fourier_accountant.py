@@ -37,6 +37,7 @@ from affidavit.accountants.bracketing_curves import (
 )
 from affidavit.accountants.chains import ChainedCurve, chained_epsilon, neighbour_event
 from affidavit.accountants.column_moments import BoundedByOrder, has_columns, moment_curve
+from affidavit.accountants.columns_of_nodes import ColumnsOfNodesCurve
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fixed_size_run import FixedSizeRunCurve
 from affidavit.accountants.fourier.adaptive_pairs import AdaptiveCurve
@@ -271,8 +272,10 @@ def run_curve(bound: events.Event) -> PrivacyCurve | None:
             return run_curve(only)
         case events.FixedSizeRun():
             return FixedSizeRunCurve(bound)
-        case events.OverlappingColumns():
+        case events.OverlappingColumns(nodes=()):
             return OverlappingColumnsCurve(bound)
+        case events.OverlappingColumns():
+            return ColumnsOfNodesCurve(bound)
         case _:
             return None
 

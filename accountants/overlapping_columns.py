@@ -166,12 +166,12 @@ class _Grid:
     @classmethod
     def of(cls, run: events.OverlappingColumns, moved: float, other: float) -> _Grid:
         scale = 1 / run.noise_multiplier**2 * (1 + 4e-16)
-        g, h, law = run.own * scale, run.others * scale, _draws(run)
+        g, h, law = run.own * scale, run.others * scale, draws_of_a_step(run)
         deviation = math.sqrt(g)
         farthest = _FARTHEST + 2 * deviation
         edges = np.linspace(-farthest, farthest, 2 * _CELLS + 1)
-        ratios, _ = _given_place(moved * edges * deviation, law, moved**2 * g)
-        others, drawn = _given_place(-other * edges * deviation, law, other**2 * g)
+        ratios, _ = likelihood_ratios(moved * edges * deviation, law, moved**2 * g)
+        others, drawn = likelihood_ratios(-other * edges * deviation, law, other**2 * g)
         # Of a normal law both halves are alike.
         upper = edges[_CELLS:]
         mass = ndtr(-upper[:-1]) - ndtr(-upper[1:])
@@ -214,14 +214,14 @@ def _exp(exponents: Array) -> Array:
     return np.where(exponents < _MAX_EXPONENT, result, math.inf)
 
 
-def _draws(run: events.OverlappingColumns) -> Array:
+def draws_of_a_step(run: events.OverlappingColumns) -> Array:
     """Return P(K = k) of the draws of one step, shape (draws + 1,)."""
     number, q = np.arange(run.draws + 1), run.sampling_probability
     ways = gammaln(run.draws + 1.0) - gammaln(number + 1.0) - gammaln(run.draws - number + 1.0)
     return np.asarray(np.exp(ways + number * math.log(q) + (run.draws - number) * math.log1p(-q)))
 
 
-def _given_place(places: Array, law: Array, g: float) -> tuple[Array, Array]:
+def likelihood_ratios(places: Array, law: Array, g: float) -> tuple[Array, Array]:
     """Return log ℓ(x) and r(x) at each of ``places``, shape (n,)."""
     number = np.arange(1, len(law))[:, None]
     exponents = number * places - number**2 * g / 2

@@ -91,6 +91,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     disclosed_lots,
     log_divergence,
     lots_apart,
+    nodes_of_levels,
     placed_divergence,
     products_by_lag,
 )
@@ -140,7 +141,9 @@ from affidavit.mechanisms.truncated_lots import (
     Untruncated,
     among_zero_records,
     at_least_left,
+    crowded_probability,
     displacement,
+    draws_above,
     truncated_draw_counts,
     without_truncation,
 )
@@ -162,6 +165,8 @@ _LAGS_PER_SEPARATION = 64
 """Least distances of two participations of a record for which products are told apart."""
 NEGLIGIBLE_PROBABILITY = 1e-12
 """A probability of more participations that is below every δ of a plan."""
+_MAX_CONCEDED = 1e-4
+"""The largest probability of a draw into a truncated lot that is conceded."""
 MAX_NORMS = 16
 """Different column norms of one group that a lower bound distinguishes."""
 _UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
@@ -548,10 +553,22 @@ class Correlation:
         """Bounds of a whole run that may draw a record in every step, by products of its steps."""
         if not (self._may_be_in_any_step and self._is_whole_run):
             return
-        drawn, displaces, counts = _independent_draws(step, at.strategy.steps)
+        steps = at.strategy.steps
+        drawn, displaces, counts = _independent_draws(step, steps)
         if drawn is None:
             return
         opposite, reach = float(self._pair == "replace_one"), 1.0
+        nodes = nodes_of_levels(at.strategy)
+        ways: tuple[tuple[float, float], ...] = ((counts.get(0, 0.0), 0.0),)
+        if nodes and isinstance(step, Truncated) and self.plan.adjacency == "add_remove":
+            # Only in lots that are cut the record takes the place of another: it moves them twice
+            # as far, or that it is in any is conceded.
+            crowded, (drawn_there, *_) = crowded_probability(step), draws_above(step, steps)
+            if drawn_there > NEGLIGIBLE_PROBABILITY and crowded < 1:
+                ways = ((0.0, crowded),)
+            if drawn_there < _MAX_CONCEDED:
+                ways += ((drawn_there, 0.0),)
+            displaces = crowded >= 1
         if displaces:
             # The record takes the place of another, and a zero takes it without moving further.
             reach = DISTANCE
@@ -559,17 +576,20 @@ class Correlation:
         with suppress(TooLarge):
             products = products_by_lag(at.strategy)
             others = 2 * float(products[1:].sum()) * (1 + len(products) * 2.0**-52)
-            yield events.OverlappingColumns(
-                own=float(products[0]),
-                others=others,
-                largest_other=float(products[1:].max(initial=0.0)),
-                draws=getattr(drawn, "records", 1),
-                sampling_probability=drawn.sampling_probability,
-                steps=at.strategy.steps,
-                noise_multiplier=joint / reach * _DOWN,
-                conceded=counts.get(0, 0.0),
-                opposite=opposite,
-            )
+            for conceded, twice in ways:
+                yield events.OverlappingColumns(
+                    own=float(products[0]),
+                    others=others,
+                    largest_other=float(products[1:].max(initial=0.0)),
+                    draws=getattr(drawn, "records", 1),
+                    sampling_probability=drawn.sampling_probability,
+                    steps=steps,
+                    noise_multiplier=joint / reach * _DOWN,
+                    conceded=conceded,
+                    opposite=opposite,
+                    nodes=nodes,
+                    twice=twice,
+                )
 
     def _sampled_columns(
         self, step: events.Leaf, at: CorrelatedRun, joint: float

@@ -134,7 +134,7 @@ def _log_choices(number: Numbers, chosen: Numbers) -> Array:
 
 def truncated_draw_counts(leaf: Truncated, steps: int) -> dict[int, float]:
     """Return numbers of draws into truncated lots, each with the probability of more."""
-    above, result = _draws_above(leaf, steps), {}
+    above, result = draws_above(leaf, steps), {}
     for conceded in CONCEDED_PROBABILITIES:
         for number, more in enumerate(above):
             if more <= conceded:
@@ -143,10 +143,10 @@ def truncated_draw_counts(leaf: Truncated, steps: int) -> dict[int, float]:
     return result
 
 
-def _draws_above(leaf: Truncated, steps: int) -> list[float]:
+def draws_above(leaf: Truncated, steps: int) -> list[float]:
     """Return the probabilities of more than 0, 1, ... draws into truncated lots, rounded up."""
     records, q = getattr(leaf, "records", 1), leaf.sampling_probability
-    crowded = _crowded_probability(leaf)
+    crowded = crowded_probability(leaf)
     drawn = -crowded * math.expm1(records * math.log1p(-q))
     if records == 1:
         drawn = min(1.0, drawn * (1 + _TAIL_ERROR))
@@ -188,7 +188,7 @@ def displacement(leaf: Truncated) -> int:
     return records * (1 if leaf.neighbours == "zero_out" else 2)
 
 
-def _crowded_probability(leaf: Truncated) -> float:
+def crowded_probability(leaf: Truncated) -> float:
     """Return the probability that others leave too few places for the unit, rounded up."""
     records, q = getattr(leaf, "records", 1), leaf.sampling_probability
     others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else records)

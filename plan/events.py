@@ -522,7 +522,9 @@ class OverlappingColumns(_Validated):
     up to at most ``others``, all in squared clip norms. ``noise_multiplier`` is the noise standard
     deviation over the clip norm. What replaces the record moves the run the other way,
     ``opposite`` times as far: not at all if nothing does. With probability ``conceded``, which adds
-    to δ, a record moves it further. Source: docs/theorems/correlated-noise.md, Theorem 23.
+    to δ, a record moves it further. With the noise of a tree ``nodes`` has how many steps a node of
+    each level has, from 1, at most; then draws may move the run twice as far in a step, with the
+    probability ``twice``. Source: docs/theorems/correlated-noise.md, Theorems 23 and 29.
     """
 
     own: float
@@ -534,11 +536,15 @@ class OverlappingColumns(_Validated):
     noise_multiplier: float
     conceded: float = 0.0
     opposite: float = 0.0
+    nodes: tuple[int, ...] = ()
+    twice: float = 0.0
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
         if not 0 <= self.opposite <= 1:
             raise ValueError(f"opposite must lie in [0, 1], got {self.opposite!r}")
+        if self.twice and not (0 < self.twice < 1 and self.nodes and not self.opposite):
+            raise ValueError("twice must lie in [0, 1), with nodes and nothing opposite")
         if not (0 < self.own < math.inf and 0 <= self.others < math.inf):
             raise ValueError("own must be positive, others not negative, and both finite")
         if not (0 < self.largest_other <= self.others or self.largest_other == self.others == 0):

@@ -204,3 +204,10 @@ def products_by_lag(strategy: Strategy) -> Array:
     slack = transform_slack(steps) * float(size @ size)
     error = (1 + COEFFICIENT_ERROR) ** 2 / (1 - strategy.residual) ** 2
     return np.asarray(np.maximum(overlaps, 0.0) + slack) * error
+
+
+def nodes_of_levels(strategy: Strategy) -> tuple[int, ...]:
+    """Return the most steps of a node of each level of a tree; nothing for other strategies."""
+    if not isinstance(strategy, Tree):
+        return ()
+    return tuple(min(1 << level, strategy.steps) for level in range(strategy.period.bit_length()))

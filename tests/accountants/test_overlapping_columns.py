@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from affidavit.accountants import columns_of_nodes
+from affidavit.accountants.columns_of_nodes import ColumnsOfNodesCurve
 from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
 from affidavit.assessment import certify
 from affidavit.plan import events, plan_from
@@ -24,13 +27,21 @@ COLUMNS = np.array([[0.7, 0.0], [0.4, 0.6]])
 """Columns of two steps over the noise; the second one is shorter."""
 
 
-def density(draws: int, q: float, sign: float) -> Array:
-    """The density of two steps on the grid, if each draw moves the run by ``sign`` columns."""
+def density(draws: int, q: float, moves: Array) -> Array:
+    """The density of two steps on the grid, if a draw moves it by its column of ``moves``."""
     result = np.zeros(len(GRID))
     for drawn in product(range(draws + 1), repeat=2):
         chance = float(np.prod(binom.pmf(drawn, draws, q)))
-        result += chance * np.exp(-((GRID - sign * COLUMNS @ drawn) ** 2).sum(axis=1) / 2)
+        result += chance * np.exp(-((GRID - moves @ drawn) ** 2).sum(axis=1) / 2)
     return result / (2 * math.pi)
+
+
+def spent(one: Array, other: Array, epsilon: float) -> float:
+    """Return δ of the two densities in the order in which it is larger."""
+    both = (one, other), (other, one)
+    return max(
+        float(np.maximum(left - math.exp(epsilon) * right, 0).sum() * CELL) for left, right in both
+    )
 
 
 @pytest.mark.parametrize("opposite", [0.0, 0.5, 1.0])
@@ -47,13 +58,10 @@ def test_two_steps_cost_no_more_than_the_bound(draws: int, q: float, opposite: f
         noise_multiplier=sigma,
         opposite=opposite,
     )
-    one, other = density(draws, q, 1.0), density(draws, q, -opposite)
+    one, other = density(draws, q, COLUMNS), density(draws, q, -opposite * COLUMNS)
     curve = OverlappingColumnsCurve(run)
     for epsilon in EPSILONS:
-        truth = max(
-            float(np.maximum(left - math.exp(epsilon) * right, 0).sum() * CELL)
-            for left, right in ((one, other), (other, one))
-        )
+        truth = spent(one, other, epsilon)
         bound = curve.delta(epsilon).upper
         assert bound >= truth * (1 - 1e-6)
         if truth > 1e-9:
@@ -106,3 +114,103 @@ def test_a_moment_below_every_double_bounds_nothing_by_itself() -> None:
         noise_multiplier=0.5,
     )
     assert OverlappingColumnsCurve(run).delta(0.1).upper == 1.0
+
+
+@pytest.mark.parametrize(
+    ("draws", "q", "opposite", "twice"),
+    [(1, 0.3, 0.0, 0.0), (2, 0.05, 1.0, 0.0), (2, 0.1, 0.5, 0.0), (1, 0.2, 0.0, 0.25)],
+)
+def test_two_steps_of_a_tree_cost_no_more_than_the_bound(
+    draws: int, q: float, opposite: float, twice: float
+) -> None:
+    sigma = 2.0
+    run = events.OverlappingColumns(
+        own=2.0,
+        others=1.0,
+        largest_other=1.0,
+        draws=draws,
+        sampling_probability=q,
+        steps=2,
+        noise_multiplier=sigma,
+        opposite=opposite,
+        nodes=(1, 2),
+        twice=twice,
+    )
+    columns = np.linalg.cholesky(np.array([[2.0, 1.0], [1.0, 2.0]])).T / sigma
+    curve = ColumnsOfNodesCurve(run)
+    moved = [
+        (
+            twice ** sum(cut) * (1 - twice) ** (2 - sum(cut)),
+            density(draws, q, columns * (1 + np.array(cut))),
+            density(draws, q, -opposite * columns),
+        )
+        for cut in product((0, 1), repeat=2)
+    ]
+    for epsilon in EPSILONS:
+        # Who else is drawn is told, and the same with both data sets.
+        truth = sum(chance * spent(one, other, epsilon) for chance, one, other in moved)
+        bound = curve.delta(epsilon).upper
+        assert bound >= truth * (1 - 1e-6)
+        if truth > 1e-9:
+            assert curve.epsilon(truth).upper >= epsilon * (1 - 1e-6)
+
+
+def test_a_moment_of_a_tree_is_that_of_its_enumerated_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order, q, sigma = 3, 0.05, 4.0
+    shared = np.array([[3, 2, 1, 1], [2, 3, 1, 1], [1, 1, 3, 2], [1, 1, 2, 3]]) / sigma**2
+    for draws, far in ((1, {1: 0.9, 2: 0.1}), (2, {1: 1.0})):
+        run = events.OverlappingColumns(
+            own=3.0,
+            others=4.0,
+            largest_other=2.0,
+            draws=draws,
+            sampling_probability=q,
+            steps=4,
+            noise_multiplier=sigma,
+            nodes=(1, 2, 4),
+            twice=far.get(2, 0.0),
+        )
+        # What all α records do in one step: the sum of their moves, and of its squares.
+        law: dict[tuple[int, int], float] = defaultdict(float)
+        for taken in product(range(draws + 1), repeat=order):
+            chance = float(np.prod(binom.pmf(taken, draws, q)))
+            for times, share in far.items():
+                law[times * sum(taken), times**2 * sum(k * k for k in taken)] += share * chance
+        truth = 0.0
+        for steps in product(law, repeat=4):
+            moves = np.array([move for move, _ in steps])
+            own = 3 / sigma**2 * sum(square for _, square in steps)
+            truth += math.prod(law[one] for one in steps) * math.exp(
+                (moves @ shared @ moves - own) / 2
+            )
+        monkeypatch.setattr(columns_of_nodes, "_ORDERS", np.array([float(order)]))
+        (bound,) = columns_of_nodes.log_moments(run, 1.0, 1e-25)
+        assert math.log(truth) <= bound <= 1.05 * math.log(truth)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("sampling", "steps", "sigma", "delta"),
+    [
+        ({"scheme": "poisson", "lot_size": 644}, 701, 9.57, 8.2e-7),
+        ({"scheme": "truncated_poisson", "lot_size": 644, "max_lot_size": 800}, 701, 9.57, 8.2e-7),
+    ],
+)
+def test_noise_of_a_tree_has_ends_less_than_twice_apart(
+    sampling: dict[str, Any], steps: int, sigma: float, delta: float
+) -> None:
+    document: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "add_remove",
+        "dataset": {"size": 341_137},
+        "sampling": sampling,
+        "steps": steps,
+        "noise": {"kind": "tree"},
+        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": sigma}],
+        "target": {"delta": delta},
+    }
+    epsilon = certify(plan_from(document), second_opinion=False).epsilon
+    assert epsilon is not None
+    assert 1.2 < epsilon.upper / epsilon.lower < 2

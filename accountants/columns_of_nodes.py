@@ -1,0 +1,257 @@
+"""Upper bounds of a whole run with the noise of a tree, by the nodes of its steps.
+
+With the noise of a tree the products X_t of the outputs with the columns of the steps are sums of
+one normal variable for each node above a step, and the likelihood ratio of the run is at most
+Π_t ℓ(X_t), that of independent noise (Theorem 23). Given what the nodes above add up to, the two
+halves of a node are independent: the mean of a power of the product is a recursion over the levels,
+
+    φ_l(x) = 2^-l log E e^{2^l φ_{l-1}(x + Z)} [Z <= z_l] ,      φ_{-1} = α log ℓ ,
+
+in which no node is above a limit z_l; the probability that one is adds to δ. In the other order L
+is at least its geometric mean, which is log-normal.
+
+>>> run = events.OverlappingColumns(
+...     own=8.0, others=494.0, largest_other=7.0, draws=1, sampling_probability=0.005, steps=200,
+...     noise_multiplier=8.0, nodes=(1, 2, 4, 8, 16, 32, 64, 128),
+... )
+>>> round(ColumnsOfNodesCurve(run).epsilon(1e-6).upper, 2)
+0.98
+
+Reference: docs/theorems/correlated-noise.md, Theorem 29.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import bdtrc, erfcx, log_ndtr, logsumexp, ndtr
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.overlapping_columns import draws_of_a_step, likelihood_ratios
+from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
+from affidavit.accountants.rounding import Array
+from affidavit.plan import events
+
+_ORDERS = 1 + np.geomspace(0.5, 120.0, 30)
+"""Orders α of the moments of the likelihood ratio."""
+_CELLS = 4
+"""Cells of a grid in one deviation of a node."""
+_MAX_CELLS = 1500
+"""Cells above zero beyond which no moment is computed."""
+_LOWEST = 10.0
+"""Deviations of the nodes that are left, below zero, where a grid begins."""
+_TANGENTS = np.linspace(0.0, 14.0, 141)
+"""Places, in deviations, of the tangents that bound the tail of a node."""
+_CONCEDED = 0.1
+"""The part of δ that is conceded for nodes above their limits, at most."""
+_ROUNDS = 3
+"""Limits that are tried for one ε."""
+_ROUNDING = 1e-11
+"""Relative allowance for the rounding of a mean over one level, and of a sum."""
+_MAX_EXPONENT = 600.0
+_LEAST = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsOfNodesCurve:
+    """Upper bounds of ``run``, which has ``nodes``, in both orders."""
+
+    run: events.OverlappingColumns
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Return ``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` if no moment is bounded."""
+        require_delta(delta)
+        left = delta - self.run.conceded
+        if left <= 0:
+            raise OutOfReach("delta is below what is conceded.", "Use another accountant.")
+        conceded = _part(left)
+        largest = max(one.epsilon(left - conceded) for one in _both(self.run, conceded))
+        if not math.isfinite(largest):
+            raise OutOfReach("no moment of the run is bounded.", "Use another accountant.")
+        return Bracket(lower=0.0, upper=max(0.0, largest * (1 + _ROUNDING)))
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return ``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` if it is negative."""
+        require_epsilon(epsilon)
+        least, conceded = 1.0, _part(1e-5)
+        for _ in range(_ROUNDS):
+            bound = max(one.delta(epsilon) for one in _both(self.run, conceded))
+            least = min(least, bound + conceded)
+            conceded = _part(max(bound, 1e-25))
+        return Bracket(lower=0.0, upper=min(1.0, least * (1 + 1e-9) + self.run.conceded))
+
+
+def _part(delta: float) -> float:
+    """Return what is conceded of ``delta``, of which many have the same."""
+    return 2.0 ** math.floor(math.log2(_CONCEDED * delta))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Moments:
+    """One order of the hypotheses: of the record, against what replaces it.
+
+    ``logs`` are bounds of log E L^α without what is conceded, at ``_ORDERS``. The geometric mean of
+    the other likelihood ratio is log-normal; the logarithm of its mean is at least -``spread``, and
+    its ``variance`` is a bound. There are no ``logs`` where the record does not move the run.
+    """
+
+    logs: Array | None
+    spread: float
+    variance: float
+
+    def epsilon(self, delta: float) -> float:
+        """Return a bound of ε at ``delta``."""
+        if self.logs is None:
+            low, high = 0.0, 1.0
+            while self.delta(high) > delta and high < 1e6:
+                low, high = high, 2 * high
+            if self.delta(high) > delta:
+                return math.inf
+            for _ in range(60):
+                middle = (low + high) / 2
+                low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+            return high
+        sizes, logs = self._powers()
+        return float(((logs - math.log(delta)) / sizes).min())
+
+    def delta(self, epsilon: float) -> float:
+        """Return a bound of δ at ``epsilon``."""
+        if self.logs is None:
+            if self.variance == 0:
+                return max(0.0, -math.expm1(epsilon - self.spread))
+            deviation = math.sqrt(self.variance)
+            place = (self.spread + self.variance / 2 - epsilon) / deviation
+            above = epsilon - self.spread + float(log_ndtr(place - deviation))
+            return max(0.0, float(ndtr(place)) * (1 + 1e-12) - math.exp(above) * (1 - 1e-12))
+        sizes, logs = self._powers()
+        return float(np.exp(np.minimum((logs - sizes * epsilon).min(), 0.0)))
+
+    def _powers(self) -> tuple[Array, Array]:
+        """Return s and bounds of log κ(s) E L^{s+1} L'^{-s}."""
+        assert self.logs is not None
+        orders = _ORDERS
+        if self.variance == self.spread == 0:
+            sizes, logs = orders - 1, self.logs
+        else:
+            # By Hölder's inequality, with the order of L a part of the moment's.
+            parts = np.linspace(0.4, 0.95, 23)[:, None]
+            sizes = parts * orders - 1
+            powers = np.maximum(sizes, 1e-3) / (1 - parts)
+            others = powers * (self.spread + self.variance / 2) + powers**2 * self.variance / 2
+            logs = np.where(sizes > 1e-3, parts * self.logs + (1 - parts) * others, math.inf)
+            sizes = np.maximum(sizes, 1e-3)
+        constants = sizes * np.log(sizes) - (sizes + 1) * np.log(sizes + 1)
+        return sizes, constants + logs
+
+
+@lru_cache(maxsize=32)
+def _both(run: events.OverlappingColumns, conceded: float) -> tuple[_Moments, ...]:
+    """Return both orders, with this probability that a node is above its limit."""
+    opposite = run.opposite
+    moves = ((1.0, 1.0),) if opposite == 1 else ((1.0, opposite), (opposite, 1.0))
+    result = []
+    # Squares of moves add up to no more than those of as many steps.
+    steps = run.steps + 3 * _steps_of_twice(run, conceded)
+    for moved, other in moves:
+        scale = (other / run.noise_multiplier) ** 2 * (1 + 8e-16)
+        mean = run.draws * run.sampling_probability
+        spread = mean * (1 - run.sampling_probability) * steps * run.own * scale / 2
+        variance = mean**2 * steps * sum(run.nodes) * scale
+        logs = log_moments(run, moved, conceded) if moved else None
+        rounding = 1 + 1e-12
+        result.append(_Moments(logs=logs, spread=spread * rounding, variance=variance * rounding))
+    return tuple(result)
+
+
+def _steps_of_twice(run: events.OverlappingColumns, conceded: float) -> int:
+    """Return in how many steps draws move the run twice as far, or more with ``conceded``."""
+    if run.twice == 0:
+        return 0
+    number = np.arange(run.steps + 1)
+    more = bdtrc(number, run.steps, run.twice) * (1 + 1e-9)
+    return int(np.argmax(more <= conceded))
+
+
+def log_moments(run: events.OverlappingColumns, moved: float, conceded: float) -> Array:
+    """Return bounds of log E L^α [no node is above its limit] at ``_ORDERS``, shape (orders,)."""
+    g = (moved / run.noise_multiplier) ** 2 * (1 + 8e-16)
+    deviation, levels = math.sqrt(g), len(run.nodes)
+    limits = [_limit(run, size, g, conceded / levels) for size in run.nodes]
+    if not _CELLS * math.fsum(limits) <= _MAX_CELLS * deviation:
+        return np.full(len(_ORDERS), math.inf)
+    places = _grid(limits, deviation)
+    law, orders = draws_of_a_step(run), _ORDERS[:, None]
+    logs = orders * likelihood_ratios(places, law, levels * g)[0]
+    if run.twice:
+        farther = orders * likelihood_ratios(2 * places, law, 4 * levels * g)[0]
+        logs = np.logaddexp(math.log1p(-run.twice) + logs, math.log(run.twice) + farther)
+    logs += orders * 1e-13
+    for level, (size, limit) in enumerate(zip(run.nodes, limits, strict=True)):
+        following = _grid(limits[level + 1 :], deviation)
+        with np.errstate(divide="ignore"):
+            weights = np.log(_weights(following, places, deviation, limit))
+        logs = np.array([logsumexp(size * row + weights, axis=1) / size for row in logs])
+        logs += _ROUNDING / size + np.abs(logs) * 2.0**-48
+        places = following
+    return np.asarray(run.steps * logs[:, -1])
+
+
+def _grid(limits: list[float], deviation: float) -> Array:
+    """Return places up to the sum of ``limits``, at which the nodes that are left begin."""
+    if not limits:
+        return np.zeros(1)
+    lowest, highest = -_LOWEST * math.sqrt(len(limits)) * deviation, math.fsum(limits)
+    cells = math.ceil(_CELLS * (highest - lowest) / deviation)
+    return np.linspace(lowest, highest, cells + 1)
+
+
+def _limit(run: events.OverlappingColumns, size: int, g: float, conceded: float) -> float:
+    """Return a limit that nodes of ``size`` steps pass with at most the probability ``conceded``.
+
+    With the record a node has the mean g times the number of draws of its steps.
+    """
+    deviation = math.sqrt(g)
+    # The logarithm of a normal tail is concave, and below its tangents.
+    slopes = math.sqrt(2 / math.pi) / erfcx(_TANGENTS / math.sqrt(2)) / deviation
+    logs = log_ndtr(-_TANGENTS) + slopes * deviation * _TANGENTS
+    once, twice = (
+        run.draws * np.log1p(run.sampling_probability * _expm1(exponents))
+        for exponents in (slopes * g, 2 * slopes * g)
+    )
+    least = math.log(max(run.twice, _LEAST))
+    logs = logs + size * np.logaddexp(math.log1p(-run.twice) + once, least + twice)
+    # A restarted tree may leave nodes short.
+    number = 2 * -(-run.steps // size) + 1
+    return float(((logs - math.log(conceded / number)) / slopes).min() * (1 + 1e-12))
+
+
+def _expm1(exponents: Array) -> Array:
+    """Return e^x - 1 of ``exponents``, infinite where it is very large; shape (n,)."""
+    result = np.expm1(np.minimum(exponents, _MAX_EXPONENT))
+    return np.where(exponents < _MAX_EXPONENT, result, math.inf)
+
+
+def _weights(starts: Array, places: Array, deviation: float, limit: float) -> Array:
+    """Return weights of chords between ``places`` for x + Z with Z <= ``limit``.
+
+    Below the first place a value counts as the one there. The shape is (starts, places).
+    """
+    unclipped = (places - starts[:, None]) / deviation
+    ends = np.minimum(unclipped, limit / deviation)
+    below, above = ndtr(ends), ndtr(-ends)
+    mass = np.where(ends[:, :-1] > 0, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
+    density = np.exp(-np.square(ends) / 2) / math.sqrt(2 * math.pi)
+    width = np.diff(unclipped, axis=1)
+    right = (density[:, :-1] - density[:, 1:] - unclipped[:, :-1] * mass) / width
+    is_within = ends[:, :-1] < ends[:, 1:]
+    rounding = np.where(is_within, _ROUNDING * mass + 1e-14 * density[:, :-1] + _LEAST, 0.0)
+    right = right.clip(0, mass) + rounding
+    left = mass - right.clip(None, mass) + 2 * rounding
+    result = np.zeros((len(starts), len(places)))
+    result[:, :-1] += left
+    result[:, 1:] += right
+    result[:, 0] += below[:, 0]
+    return result
