@@ -217,8 +217,7 @@ class ObjectKinds:
 
     def _hold(self, base: ast.expr, kinds: Kinds) -> None:
         """Note that the object of a name holds others."""
-        while isinstance(base, ast.Attribute | ast.Subscript):
-            base = base.value
+        base = whole_of(base)
         if isinstance(base, ast.Name) and kinds and base.id != "self":
             for item in self.script.bindings_of(base):
                 self.bound[item.node] |= kinds
@@ -649,6 +648,13 @@ def _conditions(outer: ast.AST, inner: ast.AST) -> tuple[list[ast.expr], Kinds]:
             may_fail = ast.Call | ast.BinOp | ast.Subscript
             return [part for part in parts if isinstance(part, may_fail)], OF_LOTS
     return [], NOTHING
+
+
+def whole_of(part: ast.expr) -> ast.expr:
+    """Return the object that an expression is a part of, as ``a`` of ``a.b[0]``."""
+    while isinstance(part, ast.Attribute | ast.Subscript):
+        part = part.value
+    return part
 
 
 def is_writer(call: ast.Call) -> bool:

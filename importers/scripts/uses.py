@@ -19,7 +19,7 @@ from affidavit.importers.partial_plan import OpenUse
 from affidavit.importers.scripts.call_uses import KNOWN_SEED, CallUses
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
-from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported
+from affidavit.importers.scripts.object_kinds import ObjectKinds, is_imported, whole_of
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
 from affidavit.importers.scripts.syntax import (
@@ -109,37 +109,21 @@ class Uses:
             match node:
                 case ast.Call():
                     why = self.calls.of_call(node)
-                case ast.Assign(targets=targets, value=value):
-                    yield from self.of_stores(targets, value)
-                    continue
-                case ast.AugAssign(target=ast.Name() as target) if self.is_passed_lot(target):
-                    why = "it changes what is passed to it"
-                case ast.AugAssign(target=ast.Name() as target, value=value) if (
-                    "model" in self.kinds.kinds(target) and self.kinds.kinds(value) & SECRETS
-                ):
-                    why = "records decide a part of the model"
-                case (
-                    ast.AugAssign(target=target, value=value)
-                    | ast.AnnAssign(target=target, value=ast.expr() as value)
-                ):
-                    yield from self.of_stores([target], value)
-                    continue
                 case ast.Expr(value=ast.Call() as call):
                     why = self.calls.of_effect(call)
                 case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS:
                     why = "records decide whether it fails"
                 case ast.Attribute(ctx=ast.Del()) | ast.Subscript(ctx=ast.Del()):
                     why = self.of_deletion(node)
-                case (
-                    ast.For(target=target, iter=value)
-                    | ast.comprehension(target=target, iter=value)
-                    | ast.withitem(context_expr=value, optional_vars=ast.expr() as target)
-                ):
-                    yield from self.of_stores([target], value)
-                    continue
                 case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
                     why = "it may reach or change any object"
-                case ast.Attribute(ctx=ast.Load()):
+                case (
+                    ast.Name(ctx=ast.Store())
+                    | ast.Attribute(ctx=ast.Store())
+                    | ast.Subscript(ctx=ast.Store())
+                ):
+                    why = self.of_store(node)
+                case ast.Attribute():
                     why = self.of_attribute(node)
                 case ast.Name(ctx=ast.Load()):
                     why = self.of_reference(node)
@@ -170,19 +154,26 @@ class Uses:
             if why is not None:
                 yield node, why
 
-    def of_stores(self, targets: list[ast.expr], value: ast.expr) -> Iterator[tuple[ast.AST, str]]:
-        """Yield the targets of an assignment that change an object, with the reason."""
-        for target in (part for item in targets for part in ast.walk(item)):
-            why = None
-            match target:
-                case ast.Attribute(ctx=ast.Store()):
-                    why = self._of_attribute_store(target, value) or self._of_rebinding(target)
-                case ast.Subscript(ctx=ast.Store()):
-                    why = self._of_item_store(target, self.kinds.kinds(value))
-                case ast.Name(ctx=ast.Store()):
-                    why = self._of_rebinding(target)
-            if why is not None:
-                yield target, why
+    def of_store(self, target: ast.Name | ast.Attribute | ast.Subscript) -> str | None:
+        """Say why what a name, an attribute or an item gets changes an object."""
+        around = self.script.ancestors(target)
+        outer = next(o for o in around if not isinstance(o, ast.Tuple | ast.List | ast.Starred))
+        held = (getattr(outer, key, None) for key in ("value", "iter", "context_expr"))
+        value = next(filter(None, held), None)
+        if value is None:
+            return None
+        own = self.kinds.kinds(value)
+        match target:
+            case ast.Attribute():
+                return self._of_attribute_store(target, value) or self._of_rebinding(target)
+            case ast.Subscript():
+                return self._of_item_store(target, own)
+        changed = self.kinds.kinds(target) if isinstance(outer, ast.AugAssign) else NOTHING
+        if changed & SECRETS and self._is_passed(target):
+            return "it changes what is passed to it"
+        if "model" in changed and own & SECRETS:
+            return "records decide a part of the model"
+        return self._of_rebinding(target)
 
     def _of_item_store(self, target: ast.Subscript, own: Kinds) -> str | None:
         base = self.kinds.kinds(target.value)
@@ -196,10 +187,9 @@ class Uses:
             return "it writes records"
         return "it changes the records" if own & SECRETS and base & {"data", "lots"} else None
 
-    def is_passed_lot(self, target: ast.Name) -> bool:
-        """Whether a name is that of a parameter that holds records of a lot."""
-        passed = any(isinstance(item.node, ast.arg) for item in self.script.bindings_of(target))
-        return passed and bool(self.kinds.kinds(target) & SECRETS)
+    def _is_passed(self, target: ast.Name) -> bool:
+        """Whether a name is that of a parameter."""
+        return any(isinstance(item.node, ast.arg) for item in self.script.bindings_of(target))
 
     def of_deletion(self, target: ast.Attribute | ast.Subscript) -> str | None:
         """Say why deleting a part of an object may change it."""
@@ -208,9 +198,7 @@ class Uses:
 
     def _whole(self, target: ast.expr) -> Kinds:
         """Return the kinds of the object that a target is a part of."""
-        while isinstance(target, ast.Attribute | ast.Subscript):
-            target = target.value
-        return self.kinds.kinds(target)
+        return self.kinds.kinds(whole_of(target))
 
     def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
         name, whole, own = target.attr, self._whole(target), self.kinds.kinds(value)
@@ -409,8 +397,7 @@ class Uses:
 
     def _is_outside(self, base: ast.expr) -> bool:
         """Whether an object may be more than a list, a dictionary or an array of the script."""
-        while isinstance(base, ast.Attribute | ast.Subscript):
-            base = base.value
+        base = whole_of(base)
         made = self.script.value_of(base) if isinstance(base, ast.Name) else base
         if isinstance(made, ast.Call):
             return not self.script.comes_from(made.func, NAMES["numerical_packages"])
@@ -500,10 +487,7 @@ def may_know_seed(values: Evaluator, node: ast.expr) -> bool:
     """
     script, call = values.script, values.script.parents[node]
     name = last_name(node) or ""
-    own = isinstance(node, ast.Name) and (
-        not script.bindings_of(node)
-        or any(not isinstance(item.node, ast.alias) for item in script.bindings_of(node))
-    )
+    own = isinstance(node, ast.Name) and not is_imported(script, [node])
     jax_key = name == "key" and script.module_path(node) == "jax.random.key"
     if (name not in NAMES["seeds"] and not jax_key) or own:
         return False
