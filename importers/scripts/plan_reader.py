@@ -363,12 +363,17 @@ class ScriptPlanReader(Quantities):
                 if self.is_poisson is not False or FAULTS[key].schemes is None:
                     self._add_fault(key, node)
         for rule in self.library.rules:
-            satisfied = [
-                satisfies_requirement(value, requirement, lot)
+            failing = [
+                value
                 for argument, requirement in rule.holds.items()
                 for value in self._values_of(argument)
+                if not satisfies_requirement(value, requirement, lot)
             ]
-            if not all(satisfied):
+            if failing and all(isinstance(value, Unreadable) for value in failing):
+                line = self.call.lineno
+                use = OpenUse(line=line, message=f"line {line}: {rule.broken.message}")
+                self.open_uses += () if line in self.script.harmless else (use,)
+            elif failing:
                 self.broken.append(rule.broken)
 
     def questions(self) -> Iterator[tuple[ast.AST, str]]:
