@@ -247,8 +247,15 @@ class OpacusPlanReader(ScriptPlanReader):
         engines = self.script.calls_to("PrivacyEngine")
         federated = find_import(self.script, ("flwr", "flower")) is not None
         return len(engines) > 1 + len(self.values.elsewhere) or any(
-            federated or self._is_repeated(item) for item in engines
+            self._is_repeated(item) or (federated and self._is_of_one_round(item))
+            for item in engines
         )
+
+    def _is_of_one_round(self, node: ast.AST) -> bool:
+        """Whether Flower may run a node in each round: in a client's method, or as it makes one."""
+        name = getattr(self.script.scope_of(node), "name", "main")
+        made = any(getattr(item, "arg", None) == "client_fn" for item in self.script.nodes)
+        return name not in ("main", "__init__") or made or "client_fn" in self.script.functions
 
     def _is_repeated(self, node: ast.AST) -> bool:
         """Whether a loop, or a second call of its function, may run a node again."""
