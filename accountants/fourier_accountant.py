@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from operator import itemgetter
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
@@ -32,7 +31,6 @@ from affidavit.accountants.bracketing_curves import (
     BracketingCurve,
     FirstAvailableCurve,
     MinimumCurve,
-    adjusted,
     attained_event,
     orders_of,
     refined_curve,
@@ -100,8 +98,6 @@ _MIN_DELTA_SHARE = 0.1
 _MAX_TINY_DELTA_WIDTH = 0.05
 """Relative width from which on, below ``MIN_RESOLVED_DELTA``, rounding hides the decisive losses.
 """
-_FAR_GUESS = 1.15
-"""Ratio of approximate ε from which on the larger is not bounded too."""
 _FAR_DELTAS, _NEGLIGIBLE_DELTA = (1e-100, 1e-50, 1e-26), 1e-22
 """Beyond the ε of one of the first, δ is only bounded, by less than the second."""
 
@@ -145,17 +141,14 @@ class FourierAccountant:
         neighbours, records = neighbour_event(event)
         if least == event and neighbours is None:
             return _after_concessions(curve)
-        # A transform tilted for the bound of the run would resolve little of the attained law, and
-        # of cut lots nothing that the attained curve does not.
+        # A transform tilted for the bound of the run would resolve little of the attained law.
         attained_curve = self._curve(least)
-        above = _upper_curves(event, curve, attained_curve)
-        below: list[PrivacyCurve] = [attained_curve]
-        if above == (_after_concessions(curve),):
-            below.extend(above)
+        below = [attained_curve, _after_concessions(curve)]
         visible = directions(event, lots="visible")
         if any(isinstance(law, RevealedMixtureLaw) for one in visible for law, _ in one.laws):
             width = max(curve.relative_width, _VISIBLE_LOTS_WIDTH)
             below.append(replace(curve.of(visible), relative_width=width))
+        above = _upper_curves(event, curve, attained_curve)
         if neighbours is None:
             return BracketingCurve(above=_least(above), below=tuple(below))
         links = _upper_curves(
@@ -261,17 +254,9 @@ def _upper_curves(
     hidden, revealed = directions(event, lots="hidden"), _after_concessions(curve)
     if hidden == curve.directions:
         return (revealed,)
-    within = curve.of(hidden)
-    # If the first meets the attained curve, the other adds nothing.
-    curves = tuple(
-        BracketingCurve(above=above, below=(attained_curve,))
-        for above in (_after_concessions(within), revealed)
-    )
-    return (
-        LikelyLeastCurve(
-            curves=curves, guesses=(within, curve), relative_width=curve.relative_width
-        ),
-    )
+    # The first is usually quicker; if it meets the attained curve, the other adds nothing.
+    above = _after_concessions(curve.of(hidden))
+    return BracketingCurve(above=above, below=(attained_curve,)), revealed
 
 
 def _finer_directions(event: events.Event, kinds: int) -> tuple[Direction, ...]:
@@ -402,10 +387,6 @@ class FourierCurve:
             for side in (0, 1)
         )
         return first, second
-
-    def approximate_epsilon(self, delta: float) -> float:
-        """Return about ε (nats) at ``delta`` by the saddle point. Not a bound."""
-        return max(saddle_at_delta(laws, delta).epsilon for laws in self._laws)
 
     def of(self, pairs: tuple[Direction, ...]) -> FourierCurve:
         """Return the curve of other ``pairs``."""
@@ -575,54 +556,6 @@ class ConcedingCurve:
     @property
     def _conceded(self) -> float:
         return max(direction.conceded for direction in self.curve.directions)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LikelyLeastCurve:
-    """The least upper ends of ``curves`` of one run, without those that are likely far above it.
-
-    ``guesses`` approximate ε of each. They end at a bracket of ``relative_width``. Which curves are
-    left out decides no bound, only its width.
-    """
-
-    curves: tuple[PrivacyCurve, ...]
-    guesses: tuple[FourierCurve, ...]
-    relative_width: float
-
-    def with_width(self, relative_width: float) -> LikelyLeastCurve:
-        """Return the same with brackets about ``relative_width`` of ε (or δ) wide."""
-        curves = tuple(adjusted(curve, relative_width) for curve in self.curves)
-        return replace(self, curves=curves, relative_width=relative_width)
-
-    def epsilon(self, delta: float) -> Bracket:
-        """Return the bracket of ε (nats) at ``delta``; raises as the last curve if none answers."""
-        require_delta(delta)
-        about = [guess.approximate_epsilon(delta) for guess in self.guesses]
-        least, error = min(about), None
-        result: Bracket | None = None
-        for guess, curve in sorted(zip(about, self.curves, strict=True), key=itemgetter(0)):
-            if result is not None and guess > _FAR_GUESS * least > 0:
-                break
-            try:
-                bracket = curve.epsilon(delta)
-            except AccountantError as refusal:
-                error = refusal
-                continue
-            result = bracket if result is None else result.intersect(bracket)
-            if result.width <= self.relative_width * result.upper:
-                break
-        if result is None and error is not None:
-            raise error
-        return result or Bracket(lower=0.0, upper=math.inf)
-
-    def delta(self, epsilon: float) -> Bracket:
-        """Return the bracket of δ at ``epsilon`` (nats); raises if no curve answers."""
-        return MinimumCurve(self.curves).delta(epsilon)
-
-    @property
-    def orders(self) -> tuple[MinimumCurve, MinimumCurve]:
-        """The curves of P against Q, and of Q against P."""
-        return MinimumCurve(self.curves).orders
 
 
 def _search_epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) -> Bracket:
