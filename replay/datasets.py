@@ -50,6 +50,7 @@ class Records:
         self._marked: MarkedRows | None = None
         self._trained: dict[int, list[tuple[int, int]]] = {}
         self._sources: list[list[Any]] = []
+        self._changed: set[int | None] = set()
         self.masked: tuple[int, list[int]] | None = None
         """Records of the last lot before masking, and the places of the others."""
         at = self._neighbour
@@ -212,9 +213,21 @@ class Records:
             "size": size,
             "members": members,
             "rows": self._rows_of(dataset, root),
+            "copies": list(self._copies_of(root)),
             "sources": sources,
             "variables": [] if sources else getattr(dataset, "variables", []),
         }
+
+    def _copies_of(self, root: int) -> Iterator[int]:
+        """Yield the other data sets with the rows of ``root``: a file may be read twice."""
+        if self._recorder.job.first is not None:
+            return
+        own = [rows for _, _, rows in row_holders(self._datasets[root]) if is_array(rows)]
+        for number, dataset in enumerate(self._datasets):
+            rows = [rows for _, _, rows in row_holders(dataset) if is_array(rows)]
+            is_alike = len(rows) == len(own) > 0 and all(map(same_values, own, rows))
+            if is_alike and number != root:
+                yield number
 
     def _rows_of(self, dataset: Any, root: int) -> list[int]:
         """Return the places in ``root`` of a data set that is a part of it, none if it is whole."""
@@ -254,7 +267,7 @@ class Records:
         self._numbers[id(dataset)] = number = len(self._datasets)
         self._datasets.append(dataset)
         at = self._neighbour
-        if at is None or at.dataset != number or at.kind == "removed":
+        if at is None or number not in (at.dataset, *at.copies) or at.kind == "removed":
             return
         if at.sources or at.variables:
             return
@@ -264,7 +277,10 @@ class Records:
                 change_row(None, 0, dataset, at)
             elif rows:
                 for column, (holder, key, rows_of) in enumerate(rows):
-                    change_row(holder, key, rows_of, at, column)
+                    address = address_of(rows_of)
+                    if address is None or address not in self._changed:
+                        self._changed.add(address)
+                        change_row(holder, key, rows_of, at, column)
             else:
                 self._change_items(dataset, at)
 
@@ -631,6 +647,16 @@ def length_of(record: Any) -> int:
     return max(map(size_of, parts), default=-1)
 
 
+def address_of(rows: Any) -> int | None:
+    """Return where rows that are changed in place are stored, or None."""
+    if isinstance(rows, list):
+        return id(rows)
+    if hasattr(rows, "data_ptr"):
+        return int(rows.data_ptr())
+    is_writable = getattr(getattr(rows, "flags", None), "writeable", True)
+    return int(np.asarray(rows).ctypes.data) if is_writable else None
+
+
 def without_row(rows: Any, record: int) -> Any:
     """Return ``rows`` without one of them."""
     if isinstance(rows, list):
@@ -742,6 +768,12 @@ def changed_row(rows: Any, at: Neighbour) -> Any:
     """Return the row that the neighbour's record gets."""
     row, other = rows[at.record], rows[at.other]
     is_label = rows.ndim == 1 and "float" not in str(rows.dtype)
+    if (
+        at.kind == "outlier"
+        and is_label
+        and any(name in str(rows.dtype) for name in ("int", "bool"))
+    ):
+        return rows.min() if row == rows.max() else rows.max()  # another label, if there is one
     if at.kind == "replaced" or (at.kind == "outlier" and is_label):
         return other.clone() if hasattr(other, "clone") else other.copy()
     if at.kind == "zeroed":

@@ -385,6 +385,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         )
     members = {tuple(item) for data in private for item in data["members"]}
     sources = {data["members"][0][0]: tuple(data["sources"]) for data in private}
+    copies = {data["members"][0][0]: tuple(data["copies"]) for data in private}
     variables = {data["members"][0][0]: tuple(data["variables"]) for data in private}
     sizes = {data["members"][0][0]: data["size"] for data in private}
     rows = {data["members"][0][0]: tuple(data["rows"]) for data in private}
@@ -428,6 +429,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
                 dataset=dataset,
                 record=record,
                 other=other,
+                copies=copies[dataset],
                 sources=sources[dataset],
                 variables=variables[dataset],
                 size=sizes[dataset],
@@ -442,6 +444,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
             dataset=dataset,
             record=0,
             other=0,
+            copies=copies[dataset],
             sources=sources[dataset],
             variables=variables[dataset],
             size=sizes[dataset],

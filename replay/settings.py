@@ -22,10 +22,11 @@ the values and label of two others."""
 class Neighbour:
     """A data set with one changed record: ``record`` of data set ``dataset``, in order of making.
 
-    ``other`` is the record whose values or label it gets. ``sources`` are the loaded arrays that
-    hold the record; without any, the data set's own arrays are changed when it is made. A removed
-    record is masked in lots, unless ``drops``: then its row is left out. ``variables`` of functions
-    hold the ``size`` records of a loop whose lots are places: ``main.x``.
+    Its ``copies`` are data sets with the same records, which are changed too. ``other`` is the
+    record whose values or label it gets. ``sources`` are the loaded arrays that hold the record;
+    without any, the data set's own arrays are changed when it is made. A removed record is masked
+    in lots, unless ``drops``: then its row is left out. ``variables`` of functions hold the
+    ``size`` records of a loop whose lots are places: ``main.x``.
 
     A ``mixed`` data set has all its records changed, or those at ``rows``. It is joined to the
     given one by a path of neighbours, so whatever depends on it depends on one record of some two
@@ -36,6 +37,7 @@ class Neighbour:
     dataset: int
     record: int
     other: int
+    copies: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
     variables: tuple[str, ...] = ()
     size: int = 0
@@ -84,7 +86,7 @@ class Job:
         fields = json.loads(text)
         fields["arguments"] = tuple(fields["arguments"])
         if fields["neighbour"] is not None:
-            for name in ("sources", "variables", "rows"):
+            for name in ("copies", "sources", "variables", "rows"):
                 fields["neighbour"][name] = tuple(fields["neighbour"][name])
             fields["neighbour"] = Neighbour(**fields["neighbour"])
         if fields["watch"] is not None:

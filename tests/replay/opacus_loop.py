@@ -66,6 +66,20 @@ FAULTS = [
         ordinary=True,
     ),
     Fault(
+        "the records are read again for initial weights",
+        {
+            "    # before\n": "    g = torch.Generator().manual_seed(1)\n"
+            "    again = TensorDataset(\n"
+            "        torch.randn(200, 8, generator=g), torch.randint(0, 3, (200,), generator=g)\n"
+            "    )\n"
+            "    counts = torch.bincount(again.tensors[1], minlength=3)\n"
+            "    model[3].bias.data = counts.float()\n",
+        },
+        "state_differs",
+        where="counts.float()",
+        subject="Sequential.3.bias",
+    ),
+    Fault(
         "a data set returns the labels of all records",
         {
             "dataset = TensorDataset(X, Y)\n": "class Table:\n"
