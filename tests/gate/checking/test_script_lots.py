@@ -276,6 +276,9 @@ def test_ghost_clipping_clips_only_the_loss_that_it_returns(text: str, codes: se
         (PRIVATE + "scaler = GradScaler()\n" + EACH
          + STEP.replace("optimizer.step()", "scaler.step(optimizer)"), "skipped_lots"),
         (PRIVATE + EACH + STEP + "loss = SupConLoss()\n", "joined_records"),
+        ("mix = nn.ModuleList([nn.BatchNorm1d(9)])\nclass Net(nn.Module):\n"
+         "    def forward(self, x):\n        return mix[0](x)\n" + PRIVATE + EACH + STEP,
+         "joined_records"),
     ],
 )  # fmt: skip
 def test_training_beside_the_private_objects_is_not_certified(text: str, code: str) -> None:
