@@ -47,6 +47,8 @@ from affidavit.plan import events
 ORDERS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
 MAX_TRANSITIONS = 20_000
 """Transitions between states in one moment; larger orders are not computed."""
+_MAX_WAITS = 4
+"""Waits after which a past is too long for its states to be listed."""
 _MAX_ITERATED_STEPS = 400
 """Steps after which the growth of a moment is bounded by its current maximum."""
 _NEGLIGIBLE_GROWTH = 1e-6
@@ -151,7 +153,11 @@ def _bits(history: int, lags: int) -> Array:
 def log_moment(run: events.SampledColumns, order: int) -> float:
     """Return an upper bound of log E L^α at whole ``order`` α, or infinity if not computed."""
     lags = max(run.separation, len(run.products)) - 1
-    transitions = None if run.beyond else _transitions(order, run.separation, lags)
+    # Of pasts that are that long there are always too many.
+    meets_for_long = run.separation > 1 and lags >= _MAX_WAITS * run.separation
+    transitions = None
+    if not (run.beyond or meets_for_long):
+        transitions = _transitions(order, run.separation, lags)
     if transitions is None:
         return min(_log_moment_of_stretches(run, order), log_moment_of_pairs(run, order))
     products = np.zeros(lags + 1)
