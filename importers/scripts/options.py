@@ -88,10 +88,7 @@ def _option_default(values: Evaluator, call: ast.Call, name: str) -> Any:
     kind = named.get("type")
     if not isinstance(value, str) or kind is None or getattr(kind, "id", "") == "str":
         return value
-    # argparse gives the default's text to ``type``.
-    if isinstance(kind, ast.Name) and kind.id in ("float", "int"):
-        return values.try_evaluate(ast.Call(func=kind, args=[ast.Constant(value)], keywords=[]))
-    return Unreadable(call, f"the option {name} is converted by a function")
+    return Unreadable(call, f"the default of {name} is a text that its type converts")
 
 
 def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
@@ -174,27 +171,14 @@ def read_absl_flag(values: Evaluator, call: ast.Call) -> Any:
 def read_instance(values: Evaluator, call: ast.Call) -> Any:
     """Read an instance of a class of this file, or of a well-known class; raises ``Unreadable``."""
     node, name = _class_named(values.script, call.func), last_name(call.func)
-    if node is None:
-        if name not in NAMESPACE_CLASSES or call.args:
-            return None
-        return Record("class", NAMESPACE_CLASSES[name] | _keyword_values(values, call))
-    if call.args:
+    if node is None and name not in NAMESPACE_CLASSES:
+        return None
+    call = values.with_unpacked_keywords(call)
+    if call.args or unpacks(call):
         raise Unreadable(call, "it has arguments without a name")
-    return Record("class", _class_fields(values, node) | _keyword_values(values, call))
-
-
-def _keyword_values(values: Evaluator, call: ast.Call) -> dict[str, Any]:
-    """Return the keyword arguments of a call, including those that ``**`` unpacks."""
-    named: dict[str, Any] = {}
-    for item in call.keywords:
-        if item.arg is not None:
-            named[item.arg] = values.try_evaluate(item.value)
-            continue
-        record = values.evaluate(item.value)
-        if not isinstance(record, Record) or record.kind not in ("dict", "file"):
-            raise Unreadable(call, "it has arguments without a name")
-        named |= record.fields
-    return named
+    fields = NAMESPACE_CLASSES[name] if node is None else _class_fields(values, node)
+    passed = {key: values.try_evaluate(value) for key, value in keywords_of(call).items()}
+    return Record("class", fields | passed)
 
 
 def _class_named(script: Script, function: ast.expr) -> ast.ClassDef | None:
@@ -218,33 +202,22 @@ def _class_fields(values: Evaluator, node: ast.ClassDef) -> dict[str, Any]:
     for item in node.body:
         match item:
             case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
-                fields[name] = _default_of(values, name, value)
+                fields[name] = _default_of(values, value)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                fields[name] = _default_of(values, name, value)
+                fields[name] = _default_of(values, value)
             case ast.If() | ast.For() | ast.AugAssign() | ast.Try() | ast.With():
                 raise Unreadable(item, f"{node.name} computes its fields")
     return fields
 
 
-def _default_of(values: Evaluator, name: str, value: ast.expr) -> Any:
+def _default_of(values: Evaluator, value: ast.expr) -> Any:
+    """Return the default of a field, also if ``field(...)`` states it."""
     if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
         options = keywords_of(value)
-        match options.get("default"), options.get("default_factory"):
-            case None, ast.Lambda(body=body):
-                return values.try_evaluate(body)
-            case None, ast.Name() as factory:
-                return values.try_evaluate(ast.Call(func=factory, args=[], keywords=[]))
-            case None, _:
-                return Unreadable(value, f"{name} has no default")
-            case default, _:
-                return values.try_evaluate(default)
+        factory = options.get("default_factory")
+        made = value if factory is None else ast.Call(func=factory, args=[], keywords=[])
+        value = options.get("default", made)
     return values.try_evaluate(value)
-
-
-def read_environment(_: Evaluator, call: ast.Call) -> Any:
-    """Refuse ``os.environ.get(...)`` and ``os.getenv(...)``, since anything may set a variable."""
-    if ast.unparse(call.func) in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
-        raise Unreadable(call, "its value comes from the environment")
 
 
 def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
@@ -317,7 +290,6 @@ READERS = (
     read_argparse,
     read_absl_flags,
     read_absl_flag,
-    read_environment,
     read_settings_file,
     read_dataset_length,
     read_instance,

@@ -52,8 +52,6 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
-
-
 BUILTINS: dict[str, Callable[..., Any]] = {
     "float": float, "int": int, "bool": bool, "abs": abs, "min": min, "max": max,
 }  # fmt: skip
@@ -70,7 +68,7 @@ class Unreadable(Exception):
         self.node, self.why = node, why
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Record:
     """An object whose attributes or items are known expressions or values."""
 
@@ -148,13 +146,13 @@ class Evaluator:
                 return self._conditional(test, body, other)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._comparison(node, op, self.evaluate(left), self.evaluate(right))
-            case ast.BoolOp(op=op, values=parts):
-                return self._boolean_operation(parts, decides=isinstance(op, ast.Or))
             case ast.Name():
                 return self._name(node)
             case ast.Attribute():
                 return self._attribute(node, node.value, node.attr)
-            case ast.Subscript(value=value) if last_name(value) in ("environ", "argv"):
+            case ast.Subscript(value=value) | ast.Call(func=ast.Attribute(value=value)) if (
+                last_name(value) in ("environ", "argv")
+            ):
                 raise Unreadable(node, "its value comes from the command line or the environment")
             case ast.Subscript(value=value, slice=ast.Constant(value=key)):
                 record = self.evaluate(value)
@@ -181,17 +179,6 @@ class Evaluator:
             raise Unreadable(node, "its comparison is not supported")
         return bool(self.apply(node, COMPARISONS[type(op)], [left, right]))
 
-    def _boolean_operation(self, parts: list[ast.expr], *, decides: bool) -> Any:
-        """Evaluate ``or`` and ``and``: the first part whose truth ``decides``, else the last."""
-        value = None
-        for part in parts:
-            value = self.evaluate(part)
-            if isinstance(value, Record):
-                raise Unreadable(part, "it is not a plain value")
-            if bool(value) is decides:
-                break
-        return value
-
     def _dict(self, node: ast.Dict) -> Record:
         fields: dict[str, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
@@ -209,12 +196,9 @@ class Evaluator:
 
     def _conditional(self, test: ast.expr, body: ast.expr, other: ast.expr) -> Any:
         decided = self.try_evaluate(test)
-        if not isinstance(decided, Unreadable | Record):
-            return self.evaluate(body if decided else other)
-        first, second = self.evaluate(body), self.evaluate(other)
-        if isinstance(first, Record) or type(first) is not type(second) or first != second:
+        if isinstance(decided, Unreadable | Record):
             raise Unreadable(test, "it depends on a condition whose value is unknown")
-        return first
+        return self.evaluate(body if decided else other)
 
     # ---- names --------------------------------------------------------------------------
 
@@ -264,41 +248,38 @@ class Evaluator:
 
     def with_unpacked_keywords(self, call: ast.Call) -> ast.Call:
         """Return the call with ``**`` arguments expanded where the text shows them."""
-        if all(item.arg is not None for item in call.keywords):
-            return call
-        keywords = []
-        for item in call.keywords:
-            inner = self._unpacked_items(item.value) if item.arg is None else None
-            keywords += [item] if inner is None else [ast.keyword(k, v) for k, v in inner.items()]
+        keywords = [inner for item in call.keywords for inner in self._unpacked_items(item)]
         return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
 
-    def _unpacked_items(self, node: ast.expr) -> dict[str | None, ast.expr] | None:
+    def _unpacked_items(self, item: ast.keyword) -> list[ast.keyword]:
         """Return the items of a literal dictionary that is only used for ``**``."""
-        match node:
+        made: ast.expr | None = item.value if item.arg is None else None
+        if isinstance(made, ast.Name):
+            uses = (self.script.parents[use] for use in self.script.reads_of(made.id))
+            only = all(isinstance(use, ast.keyword) and use.arg is None for use in uses)
+            try:
+                made = self._binding(made)[1].value if only else None
+            except Unreadable:
+                return [item]
+        match made:
             case ast.Dict(keys=keys, values=values):
                 names = [getattr(key, "value", None) for key in keys]
-                named = all(isinstance(name, str) for name in names)
-                return dict(zip(names, values, strict=True)) if named else None
-            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=items):
-                return None if unpacks(node) else {item.arg: item.value for item in items}
+                if all(isinstance(name, str) for name in names):
+                    return list(map(ast.keyword, names, values))
+            case ast.Call(func=ast.Name(id="dict"), args=[]):
+                return made.keywords
             case ast.IfExp(test=test, body=body, orelse=other):
-                first, second = self._unpacked_items(body), self._unpacked_items(other)
-                if first is None or second is None:
-                    return None
-                none = ast.Constant(None)
-                return {
-                    key: ast.IfExp(test, first.get(key, none), second.get(key, none))
-                    for key in first | second
-                }
-            case ast.Name():
-                parents = (self.script.parents[use] for use in self.script.reads_of(node.id))
-                if all(isinstance(use, ast.keyword) and use.arg is None for use in parents):
-                    try:
-                        made = self._binding(node)[1].value
-                    except Unreadable:
-                        return None
-                    return None if made is None else self._unpacked_items(made)
-        return None
+                sides = [
+                    {key.arg: key.value for key in self._unpacked_items(ast.keyword(None, side))}
+                    for side in (body, other)
+                ]
+                unknown: Any = Unreadable(made, "it is not always passed")
+                absent = ast.Constant(unknown)
+                return [
+                    ast.keyword(key, ast.IfExp(test, *(side.get(key, absent) for side in sides)))
+                    for key in sides[0] | sides[1]
+                ]
+        return [item]
 
     def always_runs(self, use: ast.AST, scope: Scope, target: ast.AST) -> bool:
         """Whether ``target`` runs whenever ``use`` does, under the same conditions."""
@@ -331,14 +312,14 @@ class Evaluator:
         raise Unreadable(node, f"{node.id} is not bound by a plain assignment")
 
     def _try_readers(self, call: ast.Call, node: ast.expr, otherwise: str | None = None) -> Any:
-        """Return the first reader's result for a call; raises ``Unreadable`` if there is none."""
+        """Return what a reader, or else a function, gives for a call; raises ``Unreadable``."""
         for reader in self.readers:
             value = reader(self, call)
             if value is not None:
                 return value
-        if otherwise is None:
-            return self._call_result(call)
-        raise Unreadable(node, otherwise)
+        if otherwise is None and (made := self.returned_expression(call)) is not call:
+            return self.evaluate(made)
+        raise Unreadable(node, otherwise or "it is the result of a call that cannot be evaluated")
 
     def _parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
         """Return the value that every call in the file gives a parameter."""
@@ -348,10 +329,8 @@ class Evaluator:
         ):
             raise Unreadable(node, f"{node.id} is a parameter of a decorated function or class")
         first, *others = [self.evaluate(passed) for passed in self.arguments_for(node, arg)]
-        for other in others:
-            one, again = (getattr(item, "fields", item) for item in (first, other))
-            if type(first) is not type(other) or one != again:
-                raise Unreadable(node, f"{node.id} is a parameter with several values")
+        if any(type(first) is not type(other) or first != other for other in others):
+            raise Unreadable(node, f"{node.id} is a parameter with several values")
         return first
 
     def arguments_for(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
@@ -518,12 +497,6 @@ class Evaluator:
             return _require_small(node, function(*values))
         except (ArithmeticError, ValueError, TypeError) as error:
             raise Unreadable(node, f"it fails: {error}") from None
-
-    def _call_result(self, node: ast.Call) -> Any:
-        """Return the value that a plain function of this file returns."""
-        if (made := self.returned_expression(node)) is node:
-            raise Unreadable(node, "it is the result of a call that cannot be evaluated")
-        return self.evaluate(made)
 
     def origin_of(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
         """Return what a name or attribute of ``self`` is bound to before private calls.

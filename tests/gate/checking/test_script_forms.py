@@ -83,6 +83,9 @@ OTHERS = {
     "a structured config": (
         DATACLASS + "cs.store(name='c', node=Config)\n" + HYDRA, "cfg.dp.sigma", "main()\n",
     ),
+    "settings that change before a class gets them": (
+        DATACLASS + "s = {'sigma': 4.0}\ns['sigma'] = 9.0\ncfg = Dp(**s)\no = ", "cfg.sigma", "",
+    ),
     "a value of another file": ("from config import SIGMA\no = ", "SIGMA", ""),
     "what typer runs": (
         "import typer\napp = typer.Typer()\n@app.command()\n"
