@@ -19,18 +19,10 @@ from typing import Any
 
 from affidavit.importers.libraries import FAULTS, Library
 from affidavit.importers.names import NAMES
-from affidavit.importers.partial_plan import (
-    NoiseCalibration,
-    PartialPlan,
-    malformed_plan,
-)
+from affidavit.importers.partial_plan import NoiseCalibration, PartialPlan
 from affidavit.importers.scripts.plan_reader import LIGHTNING, ScriptPlanReader, conflict
 from affidavit.importers.scripts.quantities import PLAN_POINTERS
-from affidavit.importers.scripts.step_count import (
-    enclosing_loops,
-    optimizer_steps,
-    runs_once,
-)
+from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps, runs_once
 from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
 from affidavit.importers.scripts.use_table import SECRETS
 from affidavit.plan import MalformedPlan
@@ -118,15 +110,17 @@ class OpacusPlanReader(ScriptPlanReader):
     def lot_size(self) -> Any:
         """Return the batch size of the loader, if the text shows it."""
         loader = self._loader()
-        options = {} if loader is None else keywords_of(loader)
-        if "batch_sampler" in options or "sampler" in options:
-            self.unread["/sampling/lot_size"] = (
-                f"line {getattr(loader, 'lineno', '?')}: make_private replaces the sampler of the "
-                "loader: it draws from all records of the data set, with a rate of 1 / len(loader)."
-            )
-            self._require_whole_sampler(options)
-            return None
         if loader is None:
+            return None
+        options = keywords_of(loader)
+        if "batch_sampler" in options or "sampler" in options:
+            if "lot_size" in self.stated and "probability" not in self.stated:
+                own = "a sampler: its 1 / len(loader) is the probability to state"
+                raise conflict("lot_size", self.stated["lot_size"], own, loader.lineno)
+            self.unread["/sampling/lot_size"] = (
+                f"line {loader.lineno}: make_private replaces the sampler of the loader: it draws "
+                "from all records of the data set, with a rate of 1 / len(loader)."
+            )
             return None
         node = options.get("batch_size") or (loader.args[1] if len(loader.args) > 1 else None)
         last = self.values.try_evaluate(options["drop_last"]) if "drop_last" in options else False
@@ -137,30 +131,6 @@ class OpacusPlanReader(ScriptPlanReader):
             return None
         batch = self.read(node, "/sampling/lot_size", "batch_size")
         return batch if isinstance(batch, int) else None
-
-    def _require_whole_sampler(self, options: dict[str, ast.expr]) -> None:
-        """Refuse a stated lot size where the sampler draws another number of records a pass.
-
-        Raises ``MalformedPlan``.
-        """
-        batches = self.values.origin_of(options.get("batch_sampler"))
-        if isinstance(batches, ast.Call):
-            sizes = (keywords_of(batches).get("batch_size"), *batches.args[1:2])
-            self.resolve("lot_size", next(filter(None, map(self.values.known_value, sizes)), None))
-        sampler = self.values.origin_of(options.get("sampler"))
-        counted = isinstance(sampler, ast.Call) and (
-            last_name(sampler.func) == "WeightedRandomSampler"
-            or "num_samples" in keywords_of(sampler)
-        )
-        if counted and "lot_size" in self.stated and "probability" not in self.stated:
-            raise malformed_plan(
-                "given_conflict",
-                f"a comment states lot_size={self.stated['lot_size']}, but the sampler decides "
-                "len(loader), and Opacus draws each record of the data set with 1 / len(loader).",
-                "State probability, 1 over the number of lots of a pass, instead.",
-                getattr(sampler, "lineno", self.call.lineno),
-                PLAN_POINTERS["lot_size"],
-            )
 
     def size(self) -> Any:
         """Return the size of a torchvision training set that the loader reads whole."""
@@ -278,7 +248,6 @@ class OpacusPlanReader(ScriptPlanReader):
             # Where nothing says whether the last lot is dropped, the higher rate and more steps.
             lots = size // lot if self.drop_last is True else -(-size // lot)
             fewest = lots if self.drop_last is False else size // lot
-            self._settle_target(plan)
         if self.calibrates:
             self._calibrate(plan, lots, calibrate)
         if lots is not None and scheme == "poisson" and size % lot and not self._is_guarded():
@@ -290,18 +259,6 @@ class OpacusPlanReader(ScriptPlanReader):
             if plan.get("epochs"):
                 plan["steps"] = math.ceil(plan.pop("epochs") * lots)
         return plan
-
-    def _settle_target(self, plan: dict[str, Any]) -> None:
-        """Add the target that the script computes from its sizes, or refuse a different one."""
-        target = plan["target"] = dict(plan.get("target", {}))
-        for key in ("epsilon", "delta"):
-            name = f"target_{key}"
-            if key in target and not self.calibrates:
-                continue
-            self.unread.pop(PLAN_POINTERS[name], None)
-            own = self.quantity(name)
-            if own is not None and target.setdefault(key, own) != own:
-                raise conflict(name, target[key], own, self.call.lineno)
 
     def _calibrate(
         self, plan: dict[str, Any], lots: int | None, calibrate: NoiseCalibration | None
@@ -342,21 +299,21 @@ class OpacusPlanReader(ScriptPlanReader):
         """Return the calibration arguments of ``make_private_with_epsilon``."""
         target = plan.get("target", {})
         epochs = self.read(self.arguments.get("epochs"), "/epochs", "epochs")
-        stated = {
+        known = {
             "dataset_size": plan.get("dataset", {}).get("size"),
             "lot_size": plan.get("sampling", {}).get("lot_size"),
             "target_epsilon": target.get("epsilon"),
             "target_delta": target.get("delta"),
+            "epochs": epochs,
         }
-        lacking = [key for key, value in stated.items() if value is None]
-        if lots is None or epochs is None or lacking:
-            unknown = lacking if epochs is not None else [*lacking, "epochs"]
-            whys = (f"{key} ({self.unread.get(PLAN_POINTERS[key], 'unknown')})" for key in unknown)
-            remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
+        lacking = [key for key, value in known.items() if value is None]
+        if lots is None or lacking:
+            whys = (f"{key} ({self.unread.get(PLAN_POINTERS[key], 'unknown')})" for key in lacking)
+            stated = " ".join(f"{key}=..." for key in lacking if epochs is not None)
             raise self.refusal(
                 "the noise that make_private_with_epsilon calibrates cannot be read from the "
                 f"script: {', '.join(whys) or 'the lots are larger than the data set'}.",
-                f"Add {remedy if unknown == lacking != [] else ''}{STATE_NOISE_REMEDY}",
+                (f'Add "# affidavit: {stated}", or ' if stated else "Add ") + STATE_NOISE_REMEDY,
             )
         rate = 1 / lots
         return {

@@ -53,12 +53,7 @@ from affidavit.importers.scripts.step_count import (
     optimizer_steps,
     passes_around,
 )
-from affidavit.importers.scripts.syntax import (
-    Script,
-    find_import,
-    keywords_of,
-    last_name,
-)
+from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
 from affidavit.importers.scripts.use_table import SECRETS
 from affidavit.importers.scripts.uses import find_uses
 from affidavit.importers.scripts.values import Unreadable, is_left_out, source_text
@@ -187,7 +182,10 @@ class ScriptPlanReader(Quantities):
         if noise is None:
             raise self.refusal(
                 "noise_multiplier cannot be read from the script: "
-                + self.unread.get(PLAN_POINTERS["noise_multiplier"], self._no_argument()),
+                + self.unread.get(
+                    PLAN_POINTERS["noise_multiplier"],
+                    " ".join(("it is not an argument.", *self.library.notes)),
+                ),
                 'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
                 "used.",
             )
@@ -195,11 +193,6 @@ class ScriptPlanReader(Quantities):
             message = f"noise_multiplier is {noise}, which adds no noise."
             raise self.refusal(message, "Add noise.")
         return release | {"noise_multiplier": noise}
-
-    def _no_argument(self) -> str:
-        if self.quantity("target_epsilon") is not None:
-            return "the library computes it from a target while the script runs."
-        return " ".join(("it is not an argument.", *self.library.notes))
 
     def sampling(self) -> dict[str, Any]:
         """Return the sampling fields that are known; raises ``MalformedPlan`` on a conflict."""
