@@ -35,8 +35,6 @@ from affidavit.importers.scripts.values import Evaluator, is_left_out, source_te
 from affidavit.plan import MalformedPlan, Reason
 
 MAX_SCRIPT_BYTES = 1 << 18
-
-
 ARRAY_PACKAGES = ("torch", "tensorflow", "jax", "numpy")
 PRIVATE_CALL_NAMES = tuple({name.encode() for entry in LIBRARIES for name in entry.private.names})
 MODULE_NAMES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
@@ -174,8 +172,15 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
             if isinstance(script.parents[node], ast.Call):
                 message = f"{source_text(node)} is called, but no supported library is imported."
                 raise not_imported("script", message, "Write a plan.", node.lineno)
-        if explicit:
-            _require_nothing_private(script)
+        for entry in TRAINING if explicit else ():
+            if (statement := find_import(script, entry.modules)) is not None:
+                raise not_imported(
+                    "script",
+                    f"it imports {entry.modules[0]}, but makes no supported call, such as "
+                    f"{' or '.join(entry.private.names[:3])}.",
+                    "Check the file that makes the call, or write a plan.",
+                    statement.lineno,
+                )
         return None
     keys = {entry.key for entry in entries}
     entries = [entry for entry in entries if keys.isdisjoint(entry.yields_to)]
@@ -205,13 +210,10 @@ def _private_calls(script: Script, library: Library) -> tuple[list[list[ast.Call
     )
     if not calls or len(named) > len(calls):
         lines = ", ".join(str(node.lineno) for node in named)
-        problem = (
-            f"names a private call in several places (lines {lines})" if calls
-            else f"names a private call but never makes it (lines {lines})"
-        )  # fmt: skip
-        line = getattr(named[-1], "lineno", None)
+        problem = "in several places" if calls else "but never makes it"
+        message = f"it names a private call {problem} (lines {lines})."
         remedy = "Call it where it is named, or write a plan for each."
-        raise not_imported(f"{library.name} script", f"it {problem}.", remedy, line)
+        raise not_imported(f"{library.name} script", message, remedy, named[-1].lineno)
     groups: list[list[ast.Call]] = []
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         alternatives = (group for group in groups if exclude_each_other(script, call, *group))
@@ -231,19 +233,6 @@ def _running_references(script: Script, named: list[ast.expr]) -> list[ast.expr]
     if not script.dynamic:
         running = [node for node in running if is_reached(script, node)] or running
     return running
-
-
-def _require_nothing_private(script: Script) -> None:
-    """Refuse a script that imports a training library without a supported call."""
-    for entry in TRAINING:
-        if (statement := find_import(script, entry.modules)) is not None:
-            raise not_imported(
-                "script",
-                f"it imports {entry.modules[0]}, but makes no supported call, such as "
-                f"{' or '.join(entry.private.names[:3])}.",
-                "Check the file that makes the call, or write a plan.",
-                statement.lineno,
-            )
 
 
 def _is_called(script: Script, library: Library) -> bool:

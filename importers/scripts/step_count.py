@@ -212,11 +212,6 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
         ):
             _require_own_name(values, function)
             if last_name(function) in ("range", "trange"):
-                counted = values.script.value_of(first) if isinstance(first, ast.Name) else first
-                match counted, rest:
-                    case ast.Call(func=ast.Name(id="len"), args=[loader]), []:
-                        if values.is_private_loader(loader):
-                            return None
                 return _range_length(values, iterable, [first, *rest])
             return _iterations(values, first)
         case ast.List(elts=items) | ast.Tuple(elts=items):
