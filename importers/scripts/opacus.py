@@ -327,9 +327,9 @@ class OpacusPlanReader(ScriptPlanReader):
     def _accountant(self) -> str:
         engines = self.script.calls_to("PrivacyEngine")
         nodes = [next(iter(call.args), keywords_of(call).get("accountant")) for call in engines]
-        names = {"prv" if node is None else self.values.known_value(node) for node in nodes}
-        if len(names) == 1 and isinstance(name := names.pop(), str):
-            return name
+        names = ["prv" if node is None else self.values.known_value(node) for node in nodes]
+        if names and isinstance(names[0], str) and names.count(names[0]) == len(names):
+            return names[0]
         raise self.refusal(
             "the accountant of its PrivacyEngine cannot be read from the script.",
             f"Add {STATE_NOISE_REMEDY}",

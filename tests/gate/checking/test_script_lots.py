@@ -624,6 +624,19 @@ def test_what_trains_beside_a_lot_or_within_one_is_found(text: str, codes: set[s
     assert is_right(HEAD + text, faulty=bool(codes))
 
 
+def test_noise_that_an_unknown_accountant_calibrates_is_not_read() -> None:
+    arguments = ARGUMENTS.replace("noise_multiplier=1.0", "target_epsilon=8.0, epochs=3")
+    text = HEAD.replace("Engine()", "Engine(accountant=['rdp'])") + PRIVATE.replace(
+        f"make_private({ARGUMENTS}", f"make_private_with_epsilon({arguments}, target_delta=1e-5"
+    )
+    partial = importer.read(
+        f"{text}{EACH}        optimizer.step()\n# affidavit: dataset_size=60\n".encode()
+    )
+    assert partial is not None
+    with pytest.raises(MalformedPlan, match="accountant"):
+        partial.completed({}, "train.py")
+
+
 @pytest.mark.parametrize(
     ("line", "lacking"),
     [
