@@ -118,8 +118,13 @@ def describe_sampler(sampler: Any) -> str:
     return name if inner is None else f"{name} of {type(inner).__name__}"
 
 
-def align_sampling(certified: CertifiedRun, optimizer: Any, sampler: Any) -> tuple[str, ...]:
-    """Undo Opacus' rounding of q and B, and return notes; raises ``GuardStop`` otherwise."""
+def align_sampling(
+    certified: CertifiedRun, engine: Any, optimizer: Any, sampler: Any
+) -> tuple[str, ...]:
+    """Undo Opacus' rounding of q and B, and return notes; raises ``GuardStop`` otherwise.
+
+    Opacus' accountant charges that q too, unless the loop has replaced its hook.
+    """
     q, lot = certified.probability, certified.divisor
     size = sampler.num_samples
     rate = Fraction(sampler.sample_rate)
@@ -141,6 +146,8 @@ def align_sampling(certified: CertifiedRun, optimizer: Any, sampler: Any) -> tup
     notes = []
     nearest = float(q) if Fraction(float(q)) <= q else math.nextafter(float(q), 0)
     if abs(rate - q) > TOLERANCE * q:
+        if getattr(optimizer.step_hook, "__module__", "").startswith("opacus.accountants"):
+            optimizer.attach_step_hook(engine.accountant.get_optimizer_hook_fn(nearest))
         notes.append(f"sampling probability set to {nearest:.9g}, from {float(rate):.9g}.")
     if divisor != float(lot):
         notes.append(f"divisor set to {float(lot):g}, from {divisor:g}.")

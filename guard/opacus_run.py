@@ -206,7 +206,7 @@ def opacus(
         certified = load_certified_run(certificate, plan=plan, trusted=trusted, options=options)
         checks.require_optimizer(certified, privacy_engine, optimizer)
         sampler = checks.poisson_sampler(certified, data_loader)
-        notes = checks.align_sampling(certified, optimizer, sampler)
+        notes = checks.align_sampling(certified, privacy_engine, optimizer, sampler)
         run = OpacusRun(
             certified, optimizer, stop_state, notes, module, blocks, generator=generator
         )

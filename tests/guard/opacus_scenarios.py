@@ -271,6 +271,7 @@ def outcome(name: str, setting: Setting, folder: Path) -> dict[str, Any]:
     lines = (record / "record.jsonl").read_text().splitlines() if record.exists() else []
     result["released"] = sum(json.loads(line)["type"] == "release" for line in lines)
     result["record"] = str(record / "record.jsonl")
+    result["accounted"] = [] if run is None else run.engine.accountant.history
     result["notes"] = [] if run is None or run.guard is None else list(run.guard.notes)
     return result
 

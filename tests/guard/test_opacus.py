@@ -154,3 +154,4 @@ def test_what_opacus_rounded_is_set_to_what_was_certified(outcomes: dict[str, An
     (probability, divisor) = outcomes["right"]["notes"]
     assert probability.startswith("sampling probability set to 0.106666667, from 0.1")
     assert divisor == "divisor set to 64, from 60."
+    assert [rate for _, rate, _ in outcomes["right"]["accounted"]] == [pytest.approx(64 / 600)]
