@@ -3,8 +3,8 @@
     python -m affidavit.replay.child torch opacus -- tqdm utils
 
 starts the process in the loop's own interpreter, which imports the named modules once, after ``--``
-only those of installed packages, and then forks for each run. Each line of standard input is a job;
-each line of standard output is the result of one: ``{"status": 0}``, or -9 after the deadline.
+only what installed packages have, and then forks for each run. Each line of standard input is a
+job; each line of standard output is the result of one: ``{"status": 0}``, or -9 after the deadline.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import gc
 import importlib.util
 import json
 import os
+import pkgutil
 import signal
 import sys
 import traceback
@@ -34,7 +35,7 @@ def main() -> None:
     known, others = sys.argv[1:end], sys.argv[end + 1 :]
     for name in (*known, *filter(_is_installed, others)):
         with contextlib.suppress(Exception):  # the run says so, if it imports this
-            importlib.import_module(name)
+            pkgutil.resolve_name(name)
     prepare()
     sys.dont_write_bytecode = True  # in the runs, and in what they start
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -47,8 +48,10 @@ def main() -> None:
 
 
 def _is_installed(name: str) -> bool:
-    spec = importlib.util.find_spec(name.partition(".")[0])
-    return spec is not None and "-packages/" in str(spec.origin)
+    package = name.partition(".")[0]
+    spec = importlib.util.find_spec(package)
+    is_own = package == __name__.partition(".")[0]  # also in a checkout
+    return is_own or (spec is not None and "-packages/" in str(spec.origin))
 
 
 def fork(job: Job, deadline: float, run: Callable[[Job], None]) -> int:

@@ -8,18 +8,18 @@ state differs, two more runs follow it line by line, to find the line that chang
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -55,10 +55,10 @@ PACKAGES = {
     "jax": ("numpy", "jax", "jaxlib.mlir.dialects.mhlo"),
     "jax_privacy": ("jax_privacy", "dp_accounting.pld.accountant"),
     "affidavit": ("affidavit.library",),
+    "guard": ("affidavit.guard.opacus_run",),
     "affidavit.trainer": ("torch", "torch._dynamo", "affidavit.trainer"),
 }
 """What to import once, before the runs, if the program names a package."""
-IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)", re.MULTILINE)
 FIRST_DEADLINE = 300.0
 """Seconds for the first run."""
 
@@ -228,9 +228,20 @@ def _packages(program: Program) -> tuple[list[str], list[str]]:
     paths = sorted(islice(program.folder.glob("**/*.py"), 500))
     text = "".join(path.read_text(errors="ignore") for path in paths)
     own = {part for path in paths for part in (*path.parts, path.stem)}
-    imported = IMPORT.findall(program.source.read_text(errors="ignore"))
+    imported = _imports(program.source.read_text(errors="ignore"))
     known = [part for name, parts in PACKAGES.items() if name in text for part in parts]
     return known, [name for name in dict.fromkeys(imported) if name.partition(".")[0] not in own]
+
+
+def _imports(source: str) -> Iterator[str]:
+    """Yield the modules that a program imports, and the names that it imports from them."""
+    with suppress(SyntaxError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                yield from (item.name for item in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module
+                yield from (f"{node.module}.{item.name}" for item in node.names)
 
 
 def _replay(

@@ -2,14 +2,16 @@
 
 Each class of optimiser that adds noise is wrapped where it does. The outermost call is the release.
 A subclass or an assignment that replaces ``add_noise`` is not a release, so what it does to the
-parameters counts as not private.
+parameters counts as not private. Under the guard, its noise is the release's: it replaces that of
+``add_noise``, which it calls in the first steps alone.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from affidavit.replay.arrays import array_of
@@ -31,31 +33,39 @@ def install(recorder: Recorder, state: TorchState) -> None:
 
     state.extra.append(public_numbers)
 
-    def wrap(kind: Any) -> None:
-        original = kind.add_noise
+    def released(owner: Any, add_noise: Callable[[], None]) -> None:
+        if id(owner) in active:
+            add_noise()
+            return
+        if not any(item is owner for item in optimizers):
+            optimizers.append(owner)
+        active.add(id(owner))
+        try:
+            _release(recorder, state, owner, add_noise)
+        finally:
+            active.discard(id(owner))
+
+    def wrap(kind: Any, name: str, optimizer_of: Callable[[Any], Any]) -> None:
+        original = getattr(kind, name)
 
         @functools.wraps(original)
         def add_noise(owner: Any) -> None:
-            if id(owner) in active:
-                original(owner)
-                return
-            if not any(item is owner for item in optimizers):
-                optimizers.append(owner)
-            active.add(id(owner))
-            try:
-                _release(recorder, state, owner, original)
-            finally:
-                active.discard(id(owner))
+            released(optimizer_of(owner), lambda: original(owner))
 
-        kind.add_noise = add_noise
+        setattr(kind, name, add_noise)
 
     for kind in (base, *all_subclasses(base)):
         if "add_noise" in kind.__dict__:
-            wrap(kind)
+            wrap(kind, "add_noise", lambda owner: owner)
+    if "affidavit.guard" in sys.modules:
+        guarded = importlib.import_module("affidavit.guard.opacus_run").OpacusRun
+        wrap(guarded, "_guarded_noise", lambda owner: owner._optimizer)
     _watch_accountants(recorder)
 
 
-def _release(recorder: Recorder, state: TorchState, optimizer: Any, add_noise: Any) -> None:
+def _release(
+    recorder: Recorder, state: TorchState, optimizer: Any, add_noise: Callable[[], None]
+) -> None:
     torch = importlib.import_module("torch")
     recorder.begin_release()
     parameters = list(optimizer.params)
@@ -69,7 +79,7 @@ def _release(recorder: Recorder, state: TorchState, optimizer: Any, add_noise: A
         sigma, of_count = float(optimizer.noise_multiplier), float(optimizer.unclipped_num_std)
         std = (sigma**-2 - (2 * of_count) ** -2) ** -0.5 * float(optimizer.max_grad_norm)
     parts = _parts_of_records(parameters, clip_norm)
-    add_noise(optimizer)
+    add_noise()
     if has_count:
         count = recorder.repeated("noisy count", {"unclipped": float(optimizer.unclipped_num)})
         optimizer.unclipped_num = optimizer.unclipped_num * 0 + count["unclipped"]  # a tensor

@@ -64,10 +64,17 @@ def _fix_clock() -> None:
     def clock(start: float) -> Callable[[], float]:
         return lambda: start + advance()
 
+    names = ("time", "monotonic", "perf_counter", "process_time")
+    originals = {name: getattr(time, name) for name in names}
     time.time = clock(1.7e9)
     time.monotonic = time.perf_counter = time.process_time = clock(1e5)
     time.time_ns = lambda: int(time.time() * 1e9)
     time.monotonic_ns = time.perf_counter_ns = lambda: int(time.monotonic() * 1e9)
+    for module in list(sys.modules.values()):  # what was imported by ``from time import time``
+        values = getattr(module, "__dict__", {})
+        for name, original in originals.items():
+            if values.get(name) is original:
+                values[name] = getattr(time, name)
 
 
 def generators_state() -> bytes:

@@ -2,7 +2,8 @@
 
 A release has one array for each clipping block, in units of its noise's standard deviation, since
 each block has a clip norm of its own. Of correlated noise only the sensitivity is tested. The run's
-digest of its data and the commitments in its record are salted, and are not compared.
+digest of its data and the commitments in its record are salted, and are not compared. Checkpoints
+that are due by the clock are not written: a thread writes them, and how long it takes differs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ def install(recorder: Recorder, records: Records) -> None:
     state = importlib.import_module("affidavit.trainer.steps.training_state").TrainingState
     noise = importlib.import_module("affidavit.trainer.noise.source").NoiseSource
     loaded = importlib.import_module("affidavit.trainer.data.loaded_records").LoadedRecords
+    storage = importlib.import_module("affidavit.trainer.run_folder.checkpoint_storage")
     _watch_records(loaded, records)
     _watch_lots(state, records)
+    _schedule_by_steps(storage.CheckpointSchedule)
     current: list[Any] = []
     release, add_to, counts = state.release, noise.add_to, state._noisy_counts
 
@@ -81,6 +84,16 @@ def _watch_lots(state: Any, records: Records) -> None:
         return replace(lot, records=lot.records[rows]), len(rows)
 
     state.draw = drawing
+
+
+def _schedule_by_steps(schedule: Any) -> None:
+    due = schedule.due
+
+    @functools.wraps(due)
+    def by_steps(owner: Any, done: int) -> bool:
+        return owner._every is not None and bool(due(owner, done))
+
+    schedule.due = by_steps
 
 
 def _record(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
-from affidavit.replay import ReplayRefused, replay_command, to_text
+from affidavit.replay import ReplayRefused, child, replay_command, to_text
 from affidavit.replay.driver import Launch
+from affidavit.replay.randomness import fix_randomness
+from affidavit.replay.settings import Job
 from tests.replay.conftest import Replay
 from tests.replay.faults import Fault, parameters
 from tests.replay.opacus_loop import FAULTS, LOOP
 from tests.replay.plain_loop import PLAIN, PLAIN_FAULTS
 from tests.replay.straying_loop import STRAYING, STRAYING_FAULTS
 
+ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "train.py"]
 PRINTED = "print(loss.item())"
 HELD_OUT = {
@@ -83,6 +88,31 @@ def test_other_honest_uses_of_opacus_are_not_refuted(replay: Replay, old: str, n
     record = replay(LOOP.replace(old, new))
     assert record.verdict == "not_refuted", to_text(record)
     assert record.steps == 6
+
+
+@pytest.mark.soak
+def test_a_loop_under_the_guard_is_not_refuted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
+    plan = ROOT / "examples/opacus/digits.yaml"
+    for words in (["keys", "new"], ["certify", str(plan), "--out", "bundle.json"]):
+        subprocess.run([sys.executable, "-m", "affidavit", *words], cwd=tmp_path, check=True)
+    (tmp_path / "mnist.py").write_bytes(plan.with_name("mnist.py").read_bytes())
+    record = replay_command([sys.executable, "mnist.py"], folder=tmp_path, records=1)
+    assert record.verdict == "not_refuted", to_text(record)
+    assert record.steps == 12
+
+
+def test_a_clock_that_was_imported_before_the_run_is_replaced() -> None:
+    """Otherwise a checkpoint that is due by the clock is written in some runs alone."""
+
+    def run(_: Job) -> None:
+        fix_randomness()
+        began = monotonic()
+        assert monotonic() - began == pytest.approx(0.001)
+
+    assert child.fork(Job(folder="", out=""), 10, run) == 0
 
 
 @pytest.mark.soak
