@@ -105,6 +105,8 @@ class CallUses:
             return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, name, passed)
+        if isinstance(getattr(function, "value", None), ast.Constant):
+            return None  # "...".format(...)
         use = find_function(self.script, call)
         if use is not None and use.keywords:
             return self._taken(use, passed)
@@ -124,6 +126,7 @@ class CallUses:
             return "it may write or change records" if changes else None
         if (
             self.script.comes_from(function, NAMES["numerical_packages"])
+            and not self.script.comes_from(function, NAMES["telling_packages"])
             and find_function(self.script, call) is None
         ):
             taken = frozenset().union(*(self.kinds.kinds(i) for _, i in arguments_of(call)))

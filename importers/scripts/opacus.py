@@ -113,7 +113,8 @@ class OpacusPlanReader(ScriptPlanReader):
         if loader is None:
             return None
         options = keywords_of(loader)
-        if "batch_sampler" in options or "sampler" in options:
+        samplers = (options[name] for name in ("batch_sampler", "sampler") if name in options)
+        if any(self.values.try_evaluate(item) is not None for item in samplers):
             if "lot_size" in self.stated and "probability" not in self.stated:
                 own = "a sampler: its 1 / len(loader) is the probability to state"
                 raise conflict("lot_size", self.stated["lot_size"], own, loader.lineno)
