@@ -146,7 +146,8 @@ def align_sampling(
     notes = []
     nearest = float(q) if Fraction(float(q)) <= q else math.nextafter(float(q), 0)
     if abs(rate - q) > TOLERANCE * q:
-        if getattr(optimizer.step_hook, "__module__", "").startswith("opacus.accountants"):
+        hook = getattr(optimizer, "step_hook", None)
+        if getattr(hook, "__module__", "").startswith("opacus.accountants"):
             optimizer.attach_step_hook(engine.accountant.get_optimizer_hook_fn(nearest))
         notes.append(f"sampling probability set to {nearest:.9g}, from {float(rate):.9g}.")
     if divisor != float(lot):
