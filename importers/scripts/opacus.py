@@ -108,7 +108,7 @@ class OpacusPlanReader(ScriptPlanReader):
         return "poisson" if poisson else None
 
     def lot_size(self) -> Any:
-        """Return the batch size of the loader, if the text shows it."""
+        """Return the batch size of the loader, if the text shows it; raises ``MalformedPlan``."""
         loader = self._loader()
         if loader is None:
             return None
