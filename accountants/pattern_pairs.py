@@ -23,6 +23,7 @@ inequality and some probability inequalities", Annals of Probability 20 (1992).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import bdtrc, logsumexp
@@ -94,14 +95,24 @@ def _in_one_place(run: events.SampledColumns, products: Array, strengths: Array)
     # much longer: that only adds participations.
     longer = steps + width - 1
     places = np.arange(1, number + 1) * width - 1
-    drawn, left = math.log(run.sampling_probability), math.log1p(-run.sampling_probability)
-    values = np.zeros((longer + separation, number, len(strengths)))
-    for step in range(longer - 1, -1, -1):
-        met = products[np.abs(step - places)][:, None] * strengths
-        values[step] = np.logaddexp(
-            left + values[step + 1], drawn + met + values[step + separation]
-        )
+    values = _means_from(
+        run, longer, lambda step: products[np.abs(step - places)][:, None] * strengths
+    )
     return np.asarray(values[: width + separation].max(axis=(0, 1)))
+
+
+def _means_from(run: events.SampledColumns, steps: int, met: Callable[[int], Array]) -> Array:
+    """Return log E e^m, m the sum of ``met`` at a record's participations from each step on.
+
+    The record waits for no step then. The shape is that of ``met`` after ``steps`` and b more.
+    """
+    drawn, left = math.log(run.sampling_probability), math.log1p(-run.sampling_probability)
+    values = np.zeros((steps + run.separation, *met(0).shape))
+    for step in range(steps - 1, -1, -1):
+        values[step] = np.logaddexp(
+            left + values[step + 1], drawn + met(step) + values[step + run.separation]
+        )
+    return values
 
 
 def _in_cells(run: events.SampledColumns, products: Array, strength: float, most: int) -> Array:
@@ -115,14 +126,9 @@ def _in_cells(run: events.SampledColumns, products: Array, strength: float, most
     apart = (numbers * separation + 1) // 2
     others = np.append(0.0, np.cumsum(products[apart]))
     tilts = strength * (products[half] + others[numbers - 1])
-    drawn, left = math.log(run.sampling_probability), math.log1p(-run.sampling_probability)
-    values = np.zeros((steps + separation, len(numbers)))
-    for step in range(steps - 1, -1, -1):
-        values[step] = np.logaddexp(
-            left + values[step + 1], drawn + tilts + values[step + separation]
-        )
+    values = _means_from(run, steps, lambda _: tilts)
     rounding = (steps + 64) * 2.0**-50 * (float(np.abs(values).max()) + 16)
-    logs = drawn + tilts + values[separation:] - values[:steps]
+    logs = math.log(run.sampling_probability) + tilts + values[separation:] - values[:steps]
     hazards = np.minimum(np.exp(np.minimum(logs.max(axis=0) + rounding, 0.0)), 1.0)
     best = np.ones(len(numbers))
     for place in range(separation // 2, separation // 2 - separation, -1):
