@@ -44,7 +44,7 @@ from affidavit.replay.errors import ReplayRefused
 from affidavit.replay.lines import LINE_BITS
 from affidavit.replay.plan_comparison import execution_of, plan_findings
 from affidavit.replay.program import Program, copy_folder, digest_files, parse_command
-from affidavit.replay.settings import KINDS, Job, Neighbour, Watch
+from affidavit.replay.settings import KINDS, Job, Kind, Neighbour, Watch
 from affidavit.replay.traced_run import run_traced
 
 PACKAGES = {
@@ -395,15 +395,25 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
             "affidavit.records(dataset). Opacus' make_private is found without it.",
         )
     members = {tuple(item) for data in private for item in data["members"]}
-    sources = {data["members"][0][0]: tuple(data["sources"]) for data in private}
-    copies = {data["members"][0][0]: tuple(data["copies"]) for data in private}
-    variables = {data["members"][0][0]: tuple(data["variables"]) for data in private}
-    sizes = {data["members"][0][0]: data["size"] for data in private}
-    rows = {data["members"][0][0]: tuple(data["rows"]) for data in private}
+    whole = {data["members"][0][0]: data for data in private}
+
+    def neighbour(kind: Kind, dataset: int, record: int, other: int, **options: Any) -> Neighbour:
+        return Neighbour(
+            kind=kind,
+            dataset=dataset,
+            record=record,
+            other=other,
+            copies=tuple(whole[dataset]["copies"]),
+            sources=tuple(whole[dataset]["sources"]),
+            variables=tuple(whole[dataset]["variables"]),
+            size=whole[dataset]["size"],
+            **options,
+        )
+
     events = [event for event in first["events"] if event["kind"] == "lot"]
     lots = [[tuple(item) for item in event["records"]] for event in events if event["is_private"]]
     inside = {item for lot in lots for item in lot}
-    read = {tuple(item) for event in events for item in event["records"] if item[0] in sources}
+    read = {tuple(item) for event in events for item in event["records"] if item[0] in whole}
     longest = {tuple(event["longest"]) for event in events if "longest" in event} & inside
     twice = [
         tuple(item) for lot in lots_before_releases(first) for item in lot if lot.count(item) > 1
@@ -435,32 +445,12 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         other = draw.choice(others) if others else record
         has_lots = any(lot[0][0] == dataset for lot in lots if lot)
         result += [
-            Neighbour(
-                kind=kind,
-                dataset=dataset,
-                record=record,
-                other=other,
-                copies=copies[dataset],
-                sources=sources[dataset],
-                variables=variables[dataset],
-                size=sizes[dataset],
-                drops=kind == "removed" and not has_lots,
-            )
+            neighbour(kind, dataset, record, other, drops=kind == "removed" and not has_lots)
             for kind in KINDS
         ]
     result.append(replace(result[0], kind="not_finite", drops=False))
     return result + [
-        Neighbour(
-            kind="mixed",
-            dataset=dataset,
-            record=0,
-            other=0,
-            copies=copies[dataset],
-            sources=sources[dataset],
-            variables=variables[dataset],
-            size=sizes[dataset],
-            rows=rows[dataset],
-        )
+        neighbour("mixed", dataset, 0, 0, rows=tuple(whole[dataset]["rows"]))
         for dataset in sorted({dataset for dataset, _ in chosen})
     ]
 
