@@ -347,10 +347,21 @@ class CallUses:
             if taken <= SECRETS | {"model"} and name in NAMES["loggers"]:
                 return None
         if taken <= SECRETS and self.script.comes_from(call.func, NAMES["numerical_packages"]):
+            drawn = self.script.comes_from(call.func, ("matplotlib",))
+            if drawn and (name not in NAMES["curves"] or self._is_made_of_records(call)):
+                return "it draws what is of records"
             if name in ("save", "savez", "savetxt", "dump", "to_csv", "DataLoader"):
                 return f"it is given the {words_of(taken)}"
             return None
         return f"it is given the {words_of(taken)}"
+
+    def _is_made_of_records(self, call: ast.Call) -> bool:
+        """Whether records, and not only what a model makes of them, stand in an argument."""
+        parts = [part for _, item in arguments_of(call) for part in ast.walk(item)
+                 if isinstance(part, ast.expr)]  # fmt: skip
+        made = [part for item in filter(None, map(self.values.origin_of, parts))
+                for part in ast.walk(item) if isinstance(part, ast.expr)]  # fmt: skip
+        return any(self.kinds.kinds(i) & {"data", "lots", "lot", "rows"} for i in (*parts, *made))
 
     def of_lot(self, node: ast.Subscript) -> str | None:
         """Say why a lot that a loop takes from the records may be that of another step."""
