@@ -152,11 +152,10 @@ def _lines_about(script: Script, call: ast.Call, source: str) -> Iterator[int]:
 def _parsed(raw: bytes) -> ast.Module:
     try:
         return parse_script(raw)
-    except SyntaxError as error:
-        message = f"it is not Python ({error.msg})."
-        raise not_imported("script", message, "Correct it.", error.lineno or 1) from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise not_imported("script", f"it is not Python: {error}.", "Correct it.") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        message = f"it is not Python ({getattr(error, 'msg', error)})."
+        line = getattr(error, "lineno", None)
+        raise not_imported("script", message, "Correct it.", line or 1) from None
 
 
 def _library_of(script: Script, *, explicit: bool) -> Library | None:

@@ -35,10 +35,8 @@ from affidavit.importers.scripts.row_kinds import (
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
     Binding,
-    Script,
     keywords_of,
     last_name,
-    root_of,
     unpacks,
 )
 from affidavit.importers.scripts.use_table import (
@@ -507,8 +505,8 @@ class ObjectKinds:
         """Return the kinds of what a model or loss computes; none if it is neither."""
         callee = self.kinds(function)
         if "model" in callee:
-            made_of_it = computed(*passed) & SECRETS
-            return frozenset({"rows"}) if made_of_it == {"lot"} else made_of_it
+            made = computed(*passed) & SECRETS
+            return frozenset({"rows"}) if made == {"lot"} else VALUE if "data" in made else made
         if "criterion" in callee:
             return loss_of(frozenset().union(*passed))
         return NOTHING
@@ -667,12 +665,6 @@ def whole_of(part: ast.expr) -> ast.expr:
     return part
 
 
-def is_writer(call: ast.Call) -> bool:
-    """Whether a call writes what it is given to a file."""
-    name = last_name(call.func)
-    return name in NAMES["writers"] or (name == "print" and "file" in keywords_of(call))
-
-
 def is_own(kinds: ObjectKinds, call: ast.Call) -> bool:
     """Whether a call runs functions or classes of this file alone, whose uses are read."""
     function = call.func
@@ -681,17 +673,6 @@ def is_own(kinds: ObjectKinds, call: ast.Call) -> bool:
         return bool(made) and all(isinstance(item, ast.FunctionDef | ast.ClassDef) for item in made)
     base = kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
     return bool(kinds.functions(function)) and base <= {"model", "holder", "data"}
-
-
-def is_imported(script: Script, nodes: list[ast.expr]) -> bool:
-    """Whether one of several expressions is, or is a part of, what an import binds."""
-    roots = [root_of(node) for node in nodes]
-    return any(
-        isinstance(item.node, ast.alias)
-        for root in roots
-        if isinstance(root, ast.Name)
-        for item in script.bindings_of(root)
-    )
 
 
 def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:

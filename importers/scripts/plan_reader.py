@@ -384,23 +384,18 @@ class ScriptPlanReader(Quantities):
             node = self.call if isinstance(reason.node, ast.Module) else reason.node
             yield node, f"its length is not read: {reason.why}"
         for node in self.script.nodes:
+            metric: ast.expr | None = None
             match node:
-                case ast.Call(func=function):
-                    named = keywords_of(node)
-                    metric = named.get("monitor", named.get("save_best_only"))
-                    if last_name(function) in NAMES["choosers"]:
-                        metric = metric or next(iter(node.args), node)
-                    elif last_name(function) not in NAMES["choosers_by_metric"] or (
-                        self.values.known_value(named.get("save_best_only")) is False
-                    ):
-                        continue
-                case ast.keyword(arg="load_best_model_at_end", value=metric):
-                    pass
+                case ast.Call(func=function) if last_name(function) in NAMES["choosers"]:
+                    metric = keywords_of(node).get("monitor", next(iter(node.args), node))
+                case ast.keyword(arg=str(key), value=item) if key in NAMES["choosing_options"]:
+                    options = getattr(self.script.parents[node], "keywords", ())
+                    named = {option.arg: option.value for option in options}
+                    if self.values.known_value(named.get("save_best_only")) is not False:
+                        metric = item
                 case ast.Dict(keys=keys, values=items):
                     places = [getattr(key, "value", None) for key in keys]
                     metric = items[places.index("monitor")] if "monitor" in places else None
-                case _:
-                    continue
             value = self.values.known_value(metric)
             if metric is not None and value is not False:
                 other = not isinstance(value, str) or value.startswith(("val", "eval", "test"))

@@ -14,7 +14,13 @@ from typing import Literal
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
-from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_out, source_text
+from affidavit.importers.scripts.values import (
+    Evaluator,
+    Unreadable,
+    attempt,
+    is_left_out,
+    source_text,
+)
 
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 COUNTED_ITERABLES = WRAPPERS | {"range"}
@@ -85,7 +91,7 @@ def enclosing_loops(
         if isinstance(outer, ast.For | ast.While):
             yield outer
         elif isinstance(outer, ast.FunctionDef) and depth < 5:
-            for call in values.known_calls(outer):
+            for call in attempt(values.calls_of, outer) or ():
                 if call in values.script.parents:
                     yield from enclosing_loops(values, call, depth + 1)
 
@@ -99,10 +105,7 @@ def unwrap_iterable(node: ast.expr) -> ast.expr:
 
 def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
     """Whether a loop has exactly one iteration."""
-    try:
-        return _iterations(values, iterable) == 1
-    except Unreadable:
-        return False
+    return bool(attempt(_iterations, values, iterable) == 1)
 
 
 def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:

@@ -161,7 +161,7 @@ class Script:
             case ast.Name(id="vars"):
                 return not self._is_printed(self.parents[node])
             case ast.Name(id=name):
-                return name in NAMES["dynamic_functions"]
+                return name in NAMES["dynamic_functions"] and not self._is_own(node)
             case ast.Attribute(attr="__dict__"):
                 return not self._is_printed(node)
             case ast.Attribute(attr="modules", value=base):
@@ -173,6 +173,16 @@ class Script:
                 package = package_of(getattr(statement, "module", None) or "")
                 return package not in KNOWN_PACKAGES or self.parents[statement] is not self.tree
         return False
+
+    def _is_own(self, name: ast.Name) -> bool:
+        """Whether a name is a parameter's, or a function's that is always defined before."""
+        places = self.places_of(name)
+        return bool(places) and all(
+            isinstance(place, ast.arg)
+            or (isinstance(place, ast.FunctionDef)
+                and self.parents[place] is self.tree and place.lineno < name.lineno)
+            for place in places
+        )  # fmt: skip
 
     def _is_printed(self, names: ast.AST) -> bool:
         """Whether the attributes of an object, as of ``vars(...)``, are only read or unpacked."""
@@ -290,10 +300,12 @@ class Script:
     def comes_from(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
         """Whether a name, or the module it is looked up in, is imported from these packages."""
         root = root_of(node)
-        if not isinstance(root, ast.Name):
-            return False
-        bindings = self.bindings_of(root)
+        bindings = self.bindings_of(root) if isinstance(root, ast.Name) else ()
         return any(package_of(self.import_origin(item)[0] or "") in modules for item in bindings)
+
+    def is_imported(self, node: ast.expr) -> bool:
+        """Whether an expression is, or is a part of, what an import binds."""
+        return any(isinstance(item, ast.alias) for item in self.places_of(root_of(node)))
 
     def references_to(self, function: ast.AST) -> list[ast.expr]:
         """Return all references to a function or method, or to a constructor's class."""

@@ -39,16 +39,9 @@ MAX_DEPTH = 40
 MAX_EXPONENT = 64
 MAX_BITS = 2048
 """Size of an integer; each product or power of such ones takes microseconds."""
-OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
@@ -66,6 +59,14 @@ class Unreadable(Exception):
     def __init__(self, node: ast.AST, why: str) -> None:
         super().__init__(why)
         self.node, self.why = node, why
+
+
+def attempt(read: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function reads in the text, or None if the text does not determine it."""
+    try:
+        return read(*arguments)
+    except Unreadable:
+        return None
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,7 @@ class Evaluator:
 
     def known_value(self, node: ast.expr | None) -> Any:
         """Return the value of an expression, or None if it cannot be determined."""
-        try:
-            return None if node is None else self.evaluate(node)
-        except Unreadable:
-            return None
+        return None if node is None else attempt(self.evaluate, node)
 
     def _evaluate(self, node: ast.expr) -> Any:
         match node:
@@ -137,7 +135,7 @@ class Evaluator:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self.evaluate(operand)
             case ast.BinOp(left=left, op=op, right=right):
-                return self._arithmetic(node, op, self._number(left), self._number(right))
+                return self._operation(node, op, self._number(left), self._number(right))
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self.evaluate(item) for item in items]
             case ast.Dict():
@@ -145,7 +143,7 @@ class Evaluator:
             case ast.IfExp(test=test, body=body, orelse=other):
                 return self._conditional(test, body, other)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._comparison(node, op, self.evaluate(left), self.evaluate(right))
+                return self._operation(node, op, self.evaluate(left), self.evaluate(right))
             case ast.Name():
                 return self._name(node)
             case ast.Attribute():
@@ -168,16 +166,12 @@ class Evaluator:
             raise Unreadable(node, "it is not a number")
         return value
 
-    def _arithmetic(self, node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
-        if type(op) not in OPERATORS or (isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT):
+    def _operation(self, node: ast.expr, op: ast.AST, left: Any, right: Any) -> Any:
+        plain = all(isinstance(item, int | float | str | None) for item in (left, right))
+        large = isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT
+        if type(op) not in OPERATORS or not plain or large:
             raise Unreadable(node, "its operation is not supported")
         return self.apply(node, OPERATORS[type(op)], [left, right])
-
-    def _comparison(self, node: ast.expr, op: ast.cmpop, left: Any, right: Any) -> bool:
-        plain = all(isinstance(item, int | float | str | None) for item in (left, right))
-        if type(op) not in COMPARISONS or not plain:
-            raise Unreadable(node, "its comparison is not supported")
-        return bool(self.apply(node, COMPARISONS[type(op)], [left, right]))
 
     def _dict(self, node: ast.Dict) -> Record:
         fields: dict[str, Any] = {}
@@ -238,13 +232,6 @@ class Evaluator:
         """Whether the statement of the private call, or of an alternative one, sets ``node``."""
         private = {self.private_statement, *self.alternatives}
         return any(outer in private for outer in self.script.ancestors(node))
-
-    def known_calls(self, function: ast.AST) -> list[ast.Call]:
-        """Return the calls of a function, or no calls if it is used in another way."""
-        try:
-            return self.calls_of(function)
-        except Unreadable:
-            return []
 
     def with_unpacked_keywords(self, call: ast.Call) -> ast.Call:
         """Return the call with ``**`` arguments expanded where the text shows them."""
@@ -340,13 +327,6 @@ class Evaluator:
         if not calls:
             raise Unreadable(node, f"{node.id} is a parameter of a function that nothing calls")
         return [self._argument(node, function, arg, call) for call in calls]
-
-    def known_arguments(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
-        """Return the argument of each call for a parameter, or none if that is not known."""
-        try:
-            return self.arguments_for(node, arg)
-        except Unreadable:
-            return []
 
     def launch_override(self, *names: str) -> Unreadable | None:
         """Return which file of the repository may set an option, if one does."""
@@ -513,8 +493,8 @@ class Evaluator:
         own = [place for place in script.places_of(node) if not self.is_set_by_private_call(place)]
         target = own[0] if len(own) == 1 else None
         if isinstance(target, ast.arg) and isinstance(node, ast.Name):
-            passed = self.known_arguments(node, target)
-            return self.origin_of(passed[0], depth + 1) if len(passed) == 1 else None
+            passed = attempt(self.arguments_for, node, target)
+            return self.origin_of(passed[0], depth + 1) if passed and len(passed) == 1 else None
         if target is None:
             return None
         outer = script.parents[target]
