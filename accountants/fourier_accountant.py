@@ -67,10 +67,12 @@ from affidavit.accountants.fourier.schedules import (
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
 from affidavit.accountants.protocol import (
+    Accountant,
     AccountantError,
     OutOfReach,
     PrivacyCurve,
     Unsupported,
+    provable_alone,
     require_delta,
     require_epsilon,
 )
@@ -168,7 +170,7 @@ class FourierAccountant:
             chains = [chain for chain in chains if not _is_superseded(chain, others)]
         if not chains:
             return self._least_of_engines(others)
-        engines = (accountant("gaussian"), self, *map(accountant, _NEIGHBOUR_ENGINES))
+        engines = (accountant("gaussian"), self, *map(self._engine, _NEIGHBOUR_ENGINES))
         return ChainedCurve(
             above=(self._least_of_engines(others),) if others else (),
             below=(),
@@ -178,6 +180,9 @@ class FourierAccountant:
             links=max(chain.links for chain in chains),
         )
 
+    def _engine(self, name: str) -> Accountant:
+        return provable_alone(accountant(name)) if self.provable else accountant(name)
+
     def _least_of_engines(self, bounds: Sequence[events.Event]) -> MinimumCurve | BoundedByOrder:
         moments = [bound for bound in bounds if has_columns(bound)]
         runs = {bound: curve for bound in bounds if (curve := run_curve(bound)) is not None}
@@ -185,7 +190,7 @@ class FourierAccountant:
         # With little noise, other engines answer for the first bound.
         engines = (accountant("gaussian"), self, accountant("participations"))
         curves = [FirstAvailableCurve(event=first, engines=engines)]
-        rest = (*engines[:2], accountant("allocation"))
+        rest = (*engines[:2], self._engine("allocation"))
         curves += [FirstAvailableCurve(event=other, engines=rest) for other in others]
         both = _least_upper_ends([*curves, *runs.values()])
         if not moments:

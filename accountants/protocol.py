@@ -140,6 +140,11 @@ class Provable(Accountant, Protocol):
         ...
 
 
+def provable_alone(engine: Accountant) -> Accountant:
+    """Return ``engine`` with only the bounds that the checker proves."""
+    return engine.provable_alone() if isinstance(engine, Provable) else engine
+
+
 @runtime_checkable
 class Attaining(Accountant, Protocol):
     """An accountant that has curves of pairs of data sets, not only of dominating pairs."""

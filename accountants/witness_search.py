@@ -22,7 +22,7 @@ from flint import arb
 
 from affidavit.accountants.bracket import Bracket, decimal_up
 from affidavit.accountants.bracketing_curves import FirstAvailableCurve
-from affidavit.accountants.protocol import AccountantError
+from affidavit.accountants.protocol import AccountantError, provable_alone
 from affidavit.accountants.registry import certain_accountants
 from affidavit.checker import (
     Grid,
@@ -151,11 +151,12 @@ def _search_chain(
 ) -> tuple[Witness, Proof]:
     """Return a witness of every link of ``chain``; raises ``Unproved``."""
     require_link = None if require is None else lambda event, _: require(event, True)
+    provable = tuple(map(provable_alone, certain_accountants()))
     links, proofs, epsilon = [], [], 0.0
     for _ in range(chain.links):
         # Slightly less than its share, because the links' decimals are rounded up.
         at = delta / chain.links * math.exp(-epsilon) * (1 - 1e-9)
-        neighbours = FirstAvailableCurve(event=chain.event, engines=certain_accountants())
+        neighbours = FirstAvailableCurve(event=chain.event, engines=provable)
         try:
             bracket = neighbours.epsilon(at)
         except AccountantError as failure:

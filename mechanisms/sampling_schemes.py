@@ -22,9 +22,9 @@ fixed_size          zero_out, replace_one  sampling without replacement, per ste
                                            a record in the place of another
 truncated_poisson   any                    truncated Poisson at q and the largest lot, per step
 balls_in_bins       add_remove, zero_out   one random allocation to b bins at σ_joint / √E for E
-                                           epochs (a partial last epoch counts in full); with
-                                           ``bins_drawn: each_epoch``, E allocations at σ_joint
-                                           and the releases of the last, partial epoch
+                                           epochs, and at σ_joint / √(E+1) in the bins of a last,
+                                           partial one; with ``bins_drawn: each_epoch``, E
+                                           allocations at σ_joint and those of the last epoch
 balls_in_bins       replace_one            Gaussian, per epoch, or a replaced record, or a chain
                                            of neighbours (``lowering``)
 random_allocation   add_remove, zero_out   k random allocations, one step in each of k blocks of
@@ -75,8 +75,8 @@ sample costs as much as a known lot, which moves half as far if a record is set 
 _MAX_RATIO = 0.5
 """The estimated divergence of a slow bound, over that of a known lot, up to which it is computed.
 """
-_UP = 1 + 4 * 2.0**-53
-"""Rounds a root, a product and a quotient up."""
+_UP, _DOWN = 1 + 4 * 2.0**-53, 1 - 4 * 2.0**-53
+"""Round a root, a product and a quotient."""
 Place = Literal["replace_one", "zero_out"]
 Route = Literal["gaussian", "cyclic_poisson", "white_noise", "balls_in_bins"]
 """How a run of correlated noise is certified (``correlation``)."""
@@ -618,8 +618,9 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
         return events.RandomAllocationGaussian(
             bins=bins,
             # Rounds down past the roundings of the root and of the quotient.
-            noise_multiplier=joint / math.sqrt(epochs(steps)) * (1 - 4 * 2.0**-53),
-            attained_at=joint / math.sqrt(whole) * (1 + 4 * 2.0**-53) if rest else None,
+            noise_multiplier=joint / math.sqrt(epochs(steps)) * _DOWN,
+            attained_at=joint / math.sqrt(whole) * _DOWN if rest else None,
+            longer=rest or None,
         )
 
     def attack(joint: float, steps: int) -> tuple[events.AllocatedRecord, int]:

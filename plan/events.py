@@ -275,19 +275,28 @@ class RandomAllocationGaussian(_Validated):
 
     If bins are kept and the run ends within a later pass, the leaf dominates it and is not
     attained: ``attained_at`` is then the σ of the whole passes, used for lower bounds (infinite if
-    nothing is attained). ``released`` is the number of bins of a pass that ends early; ignoring it
-    bounds the whole pass.
+    nothing is attained). If ``longer`` bins are in one pass more than the others, these are at
+    ``attained_at``, and the leaf is attained; ignoring it counts one more pass of all bins.
+    ``released`` is the number of bins of a pass that ends early; ignoring it bounds the whole pass.
     """
 
     bins: int
     noise_multiplier: float
     attained_at: float | None = None
     released: int | None = None
+    longer: int | None = None
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
         if self.bins < 1:
             raise ValueError(f"bins must be at least 1, got {self.bins}")
+        if self.longer is not None and not (
+            1 <= self.longer < self.bins and self.attained_at is not None
+        ):
+            raise ValueError(
+                f"longer must be between 1 and {self.bins - 1}, beside attained_at, got "
+                f"{self.longer}"
+            )
         if self.attained_at is not None and not self.attained_at >= self.noise_multiplier:
             raise ValueError(
                 f"attained_at must be at least the noise multiplier, got {self.attained_at!r}"

@@ -173,12 +173,18 @@ def _slope(direction: Ordered, epsilon: float) -> float:
 class AllocationAccountant:
     """Two-sided accounting of random allocations, alone or composed with other releases.
 
-    ``relative_width`` is the width of one allocation's brackets, relative to ε (or δ).
+    ``relative_width`` is the width of one allocation's brackets, relative to ε (or δ). If it is
+    ``provable``, a last, partial pass counts as whole, as the checker does.
     """
 
     relative_width: float = 1e-4
+    provable: bool = False
     name: str = "allocation"
     version: str = AFFIDAVIT_VERSION
+
+    def provable_alone(self) -> AllocationAccountant:
+        """Return this accountant with only the bounds that the checker proves."""
+        return replace(self, provable=True)
 
     def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
@@ -234,6 +240,8 @@ class AllocationAccountant:
         for leaf, _ in allocations:
             if isinstance(leaf, events.RandomAllocationGaussian):
                 check_range(leaf)
+        if self.provable:
+            allocations = [(_with_whole_passes(leaf), count) for leaf, count in allocations]
         runs = [(_orders(leaf), count) for leaf, count in allocations]
         attained = [run for leaf, count in allocations for run in _attained(leaf, count)]
         build: Callable[[list[tuple[Orders, int]]], PrivacyCurve]
@@ -257,10 +265,21 @@ class AllocationAccountant:
         return AllocationCurve(directions=orders, relative_width=self.relative_width)
 
 
+def _with_whole_passes(leaf: Allocation) -> Allocation:
+    """Return ``leaf`` with one more pass of all bins in place of a last one of some."""
+    if isinstance(leaf, events.RandomAllocationGaussian):
+        return replace(leaf, longer=None)
+    return leaf
+
+
 def _orders(leaf: Allocation) -> Orders:
     """Return both orders of the pair that dominates ``leaf``."""
     if isinstance(leaf, events.ReplacedAllocationGaussian):
         return replaced_orders(leaf)
+    if leaf.longer is not None and leaf.attained_at is not None:
+        return _full_pass(
+            leaf.bins, leaf.noise_multiplier, (leaf.bins - leaf.longer, 1 / leaf.attained_at)
+        )
     if leaf.released is None:
         return _full_pass(leaf.bins, leaf.noise_multiplier)
     remove, add = _full_pass(leaf.released, leaf.noise_multiplier)
@@ -268,10 +287,12 @@ def _orders(leaf: Allocation) -> Orders:
     return PartialDirection(inner=remove, share=share), PartialDirection(inner=add, share=share)
 
 
-def _full_pass(bins: int, noise_multiplier: float) -> tuple[Direction, Direction]:
+def _full_pass(
+    bins: int, noise_multiplier: float, slower: tuple[int, float] | None = None
+) -> tuple[Direction, Direction]:
     rate = 1 / noise_multiplier
-    return Direction(bins=bins, rate=rate, side="remove"), Direction(
-        bins=bins, rate=rate, side="add"
+    return Direction(bins=bins, rate=rate, side="remove", slower=slower), Direction(
+        bins=bins, rate=rate, side="add", slower=slower
     )
 
 
@@ -279,7 +300,7 @@ def _attained(leaf: Allocation, count: int) -> list[tuple[Orders, int]]:
     """Return the pairs that ``count`` of ``leaf`` attain, or none if none is known."""
     if isinstance(leaf, events.ReplacedAllocationGaussian):
         return []
-    if leaf.attained_at is None or leaf.released is not None:
+    if leaf.attained_at is None or leaf.released is not None or leaf.longer is not None:
         return [(_orders(leaf), count)]
     if leaf.attained_at <= MAX_NOISE:
         return [(_full_pass(leaf.bins, leaf.attained_at), count)]

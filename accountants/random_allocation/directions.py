@@ -18,7 +18,7 @@ Reference: ``docs/theorems/random-allocation.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -36,6 +36,7 @@ from affidavit.accountants.random_allocation.lattice import (
     upper_masses,
 )
 from affidavit.accountants.random_allocation.tail_truncation import (
+    Kinds,
     LargeTerms,
     SmallTerms,
     choose_cut,
@@ -92,17 +93,32 @@ class Curves:
         return float(self.lowers(np.array([epsilon]))[0])
 
 
+Terms = tuple[tuple[Term, int], ...]
+"""The V of each kind of bin, and how many there are."""
+Laws = Sequence[tuple[tuple[Array, Array], int]]
+"""Values of V and their log weights, shape (n,) each, and how many independent copies there are."""
 Outside = LargeTerms | SmallTerms
 """The part of δ outside of the lattice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """One order of the pair of a 1-of-``bins`` allocation; ``rate`` is 1/σ."""
+    """One order of the pair of a 1-of-``bins`` allocation; ``rate`` is 1/σ.
+
+    ``slower`` are how many of the bins have a smaller rate, and that rate.
+    """
 
     bins: int
     rate: float
     side: Side
+    slower: tuple[int, float] | None = None
+
+    @property
+    def kinds(self) -> Kinds:
+        """The bins of each rate, and the rate."""
+        if self.slower is None:
+            return ((self.bins, self.rate),)
+        return (self.bins - self.slower[0], self.rate), self.slower
 
     def thresholds(self, epsilons: Array) -> Array:
         """Return Θ at ``epsilons`` (nats), of their shape."""
@@ -123,13 +139,13 @@ class Direction:
         """Return δ over the mean of (ΣV - Θ)_+ at ``epsilon`` (nats)."""
         return float(self.scales(np.array([epsilon]))[0])
 
-    def _split(self, cut: float) -> tuple[Term, Outside]:
-        """Return the term on a lattice that ends at ``cut``, and the part of δ outside of it."""
-        if self.side == "add":
-            term = Term(rate=self.rate, side="add", top=-min_small_term(self.rate))
-            return term, SmallTerms(bins=self.bins)
-        term = Term(rate=self.rate, side="remove", top=cut)
-        return term, LargeTerms(bins=self.bins, rate=self.rate, cut=cut)
+    def _split(self, cut: float) -> tuple[Terms, Outside]:
+        """Return the terms on a lattice that ends at ``cut``, and the part of δ outside of it."""
+        top, outside = cut, LargeTerms(kinds=self.kinds, cut=cut) if self.side == "remove" else None
+        if outside is None:
+            top = -min_small_term(self.rate)
+        terms = tuple((Term(rate=rate, side=self.side, top=top), bins) for bins, rate in self.kinds)
+        return terms, outside or SmallTerms(bins=self.bins)
 
     # ---- approximations, on which no bound rests ------------------------------------
 
@@ -137,23 +153,23 @@ class Direction:
         """Return the X at which the lattice may end if ``allowed`` of δ may be lost."""
         if self.side == "add":
             return math.inf
-        return choose_cut(self.bins, self.rate, _ratio(epsilon), allowed)
+        return choose_cut(self.kinds, _ratio(epsilon), allowed)
 
     def saddle(self, epsilon: float, cut: float) -> Saddle:
         """Return the saddle at ``epsilon`` (nats), with the leading term of δ there."""
         threshold = self.threshold(epsilon)
-        term, outside = self._split(cut)
-        values, weights = term.atoms
-        tilt = find_tilt(self.bins, term.atoms, threshold, abs(threshold))
-        log_moment, _, variance = moments(values, weights, tilt)
-        spread = self.bins * variance + 2 / tilt**2
-        exponent = self.bins * log_moment - tilt * threshold - 2 * math.log(tilt)
+        terms, outside = self._split(cut)
+        laws = [(term.atoms, bins) for term, bins in terms]
+        tilt = find_tilt(laws, threshold, abs(threshold))
+        log_moment, variance = moments(laws, tilt)
+        spread = variance + 2 / tilt**2
+        exponent = log_moment - tilt * threshold - 2 * math.log(tilt)
         exponent += math.log(self.scale(epsilon)) - math.log(2 * math.pi * spread) / 2
         inside = math.exp(min(0.0, exponent))
         return Saddle(
             tilt=tilt,
-            variance=self.bins * variance,
-            log_moment=self.bins * log_moment,
+            variance=variance,
+            log_moment=log_moment,
             inside=inside,
             delta=inside + float(outside.lower(np.array([_ratio(epsilon)]))[0]),
         )
@@ -196,35 +212,44 @@ class Direction:
         allowed = 0.01 * tolerance * delta
         cut = self.cut(max(epsilon, upto), allowed)
         saddle = self.saddle(epsilon, cut)
-        term, outside = self._split(cut)
+        terms, outside = self._split(cut)
+        first, _ = terms[0]
         if saddle.inside <= 10 * allowed:
-            payoffs = self._chernoff_payoffs(term, epsilon)
+            payoffs = self._chernoff_payoffs(terms, epsilon)
             payoff = float(payoffs(np.array([self.threshold(epsilon)]))[0])
             if self.scale(epsilon) * payoff <= 10 * allowed:
-                return self._join(payoffs, np.zeros_like, outside, term.top)
+                return self._join(payoffs, np.zeros_like, outside, first.top)
         if step is None:
             step = math.sqrt(4 * tolerance / self.bins) / saddle.tilt
             step = min(step, 0.5 * math.sqrt(saddle.variance + 1e-300))
-        window = self._window(term, saddle, epsilon, tolerance * delta, step)
-        bottom = self._bottom(term, saddle, epsilon, tolerance)
-        if max((term.top - bottom) / step, (window.high - window.low) / step) > MAX_POINTS:
+        window = self._window(terms, saddle, epsilon, tolerance * delta, step)
+        bottom = self._bottom(first, saddle, epsilon, tolerance)
+        if max((first.top - bottom) / step, (window.high - window.low) / step) > MAX_POINTS:
             raise OutOfReach(
                 f"the allocation would need a lattice of more than {MAX_POINTS} points.",
                 "Add noise, or ask for fewer bins.",
             )
-        above, below, open_left = self._nodes(term, bottom, step)
+        nodes = [self._nodes(term, bottom, step) for term, _ in terms]
+        least = float(nodes[0][0][0])
         # On the side "add" a term below Θ has no payoff.
-        ends = self.side == "add" and above[0] <= _THRESHOLD_FACTOR * self.threshold(epsilon)
+        ends = self.side == "add" and least <= _THRESHOLD_FACTOR * self.threshold(epsilon)
         upper = ConvolutionPower(
-            above, upper_masses(term, above, raise_below=not ends), self.bins, window
+            [
+                (above, upper_masses(term, above, raise_below=not ends), bins)
+                for (term, bins), (above, _, _) in zip(terms, nodes, strict=True)
+            ],
+            window,
         )
 
         @cache
         def lower() -> ConvolutionPower:
-            masses = lower_masses(term, below, open_left=open_left)
-            return ConvolutionPower(below, masses, self.bins, window)
+            measures = [
+                (below, lower_masses(term, below, open_left=open_left), bins)
+                for (term, bins), (_, below, open_left) in zip(terms, nodes, strict=True)
+            ]
+            return ConvolutionPower(measures, window)
 
-        least = float(above[0]) if ends else -math.inf
+        least = least if ends else -math.inf
         return self._join(
             lambda thresholds: np.where(thresholds >= least, upper.upper(thresholds), np.inf),
             lambda thresholds: lower().lower(thresholds),
@@ -253,11 +278,13 @@ class Direction:
 
         return Curves(uppers=upper_deltas, lowers=lower_deltas, step=step)
 
-    def _chernoff_payoffs(self, term: Term, epsilon: float) -> Callable[[Array], Array]:
+    def _chernoff_payoffs(self, terms: Terms, epsilon: float) -> Callable[[Array], Array]:
+        term, _ = terms[0]
         bottom = term.value_at(-_MAX_Z)
         nodes = _ending_at(term.top, bottom, (term.top - bottom) / _CHERNOFF_NODES)
-        masses, whole = upper_masses(term, nodes), abs(self.threshold(epsilon))
-        return chernoff_payoffs(nodes, masses, self.bins, np.geomspace(1.0, 1e5, 200) / whole)
+        measures = [(nodes, upper_masses(term, nodes), bins) for term, bins in terms]
+        whole = abs(self.threshold(epsilon))
+        return chernoff_payoffs(measures, np.geomspace(1.0, 1e5, 200) / whole)
 
     def _bottom(self, term: Term, saddle: Saddle, epsilon: float, tolerance: float) -> float:
         """Return the V below which terms change log δ by less than ``tolerance``."""
@@ -270,35 +297,25 @@ class Direction:
         return max(_THRESHOLD_FACTOR * self.threshold(epsilon), -largest)
 
     def _window(
-        self, term: Term, saddle: Saddle, epsilon: float, negligible: float, step: float
+        self, terms: Terms, saddle: Saddle, epsilon: float, negligible: float, step: float
     ) -> Window:
         """Return the sums that matter, by Chernoff's bound."""
         share = max(negligible, 1e-290) / self.scale(epsilon)
-        return compute_window(self.bins, term.atoms, saddle, self.threshold(epsilon), share, step)
+        laws = [(term.atoms, bins) for term, bins in terms]
+        return compute_window(laws, saddle, self.threshold(epsilon), share, step)
 
     def _nodes(self, term: Term, bottom: float, step: float) -> tuple[Array, Array, bool]:
         """Return the nodes of the upper and lower measures, and whether the first cell is open."""
         if self.side == "add":
             least = -term.top
-            barycentre = self._barycentre(step) + _BARYCENTRE_MARGIN * step
+            barycentre = _barycentre(term.rate, step) + _BARYCENTRE_MARGIN * step
             first = least if least > 2 * step else barycentre
             below = -(first + step * _count_up(max(2, math.ceil((-bottom - first) / step))))
             return _ending_at(term.top, bottom, step), below[::-1], False
         coarse = bottom <= 2 * step
-        first = self._barycentre(step) - _BARYCENTRE_MARGIN * step if coarse else bottom
+        first = _barycentre(term.rate, step) - _BARYCENTRE_MARGIN * step if coarse else bottom
         below = first + step * _count_up(max(2, math.floor((term.top - first) / step)))
         return _ending_at(term.top, 0.0 if coarse else bottom - step, step), below, coarse
-
-    def _barycentre(self, step: float) -> float:
-        """Return the mean of X in a first cell that ends half a step beyond it."""
-        result = 0.0
-        for _ in range(30):
-            z = math.log(result + step / 2) / self.rate + self.rate / 2
-            mass = float(ndtr(z))
-            if mass == 0:
-                break
-            result = float(ndtr(z - self.rate)) / mass
-        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,23 +399,34 @@ class PartialDirection:
         return scale, max(0.0, inside - outwards * (1 + abs(inside)))
 
 
-def find_tilt(bins: int, atoms: tuple[Array, Array], threshold: float, size: float) -> float:
+def _barycentre(rate: float, step: float) -> float:
+    """Return the mean of X in a first cell that ends half a ``step`` beyond it."""
+    result = 0.0
+    for _ in range(30):
+        z = math.log(result + step / 2) / rate + rate / 2
+        mass = float(ndtr(z))
+        if mass == 0:
+            break
+        result = float(ndtr(z - rate)) / mass
+    return result
+
+
+def find_tilt(laws: Laws, threshold: float, size: float) -> float:
     """Return the tilt at which the mean of (ΣV - Θ)_+ is made, for Θ = ``threshold``.
 
-    The search is around one over ``size``. ``atoms`` are V and its log weights, shape (n,) each.
+    The search is around one over ``size``.
     """
     low, high = -20.0, 25.0
     while high - low > 1e-3:
         middle = (low + high) / 2
         tilt = math.exp(middle) / size
-        mean = bins * _tilted(*atoms, tilt)[1]
+        mean = sum(copies * _tilted(*atoms, tilt)[1] for atoms, copies in laws)
         low, high = (middle, high) if mean - 2 / tilt < threshold else (low, middle)
     return math.exp((low + high) / 2) / size
 
 
 def compute_window(
-    bins: int,
-    atoms: tuple[Array, Array],
+    laws: Laws,
     saddle: Saddle,
     threshold: float,
     negligible: float,
@@ -406,7 +434,7 @@ def compute_window(
 ) -> Window:
     """Return the window of sums outside of which (ΣV - Θ)_+ is about ``negligible``.
 
-    The window follows from Chernoff's bound. ``atoms`` are as in ``find_tilt``, shape (n,).
+    The window follows from Chernoff's bound.
     """
     spread = math.sqrt(saddle.variance + 1e-300)
     scale = saddle.log_moment - saddle.tilt * threshold
@@ -415,8 +443,7 @@ def compute_window(
     lows, highs = [], []
     for share in _WINDOW_TILTS:
         tilt = share / spread
-        under = bins * moments(*atoms, saddle.tilt - tilt)[0]
-        over = bins * moments(*atoms, saddle.tilt + tilt)[0]
+        under, over = (moments(laws, at)[0] for at in (saddle.tilt - tilt, saddle.tilt + tilt))
         lows.append(((tail - under + saddle.log_moment) / tilt, tilt))
         highs.append(((over - saddle.log_moment - tail) / tilt, tilt))
     (low, below), (high, above) = max(lows), min(highs)
@@ -459,11 +486,15 @@ def _ratio(epsilon: float) -> float:
     return float(_ratios(np.array([epsilon]))[0])
 
 
-def moments(values: Array, log_weights: Array, tilt: float) -> tuple[float, float, float]:
-    """Return log E exp(tilt V) and the mean and variance of the tilted law; shape (n,) values."""
-    tilted, mean, peak, total = _tilted(values, log_weights, tilt)
-    centred = values - mean
-    return peak + math.log(total), mean, float(tilted @ (centred * centred)) / total
+def moments(laws: Laws, tilt: float) -> tuple[float, float]:
+    """Return log E exp(tilt ΣV) and the variance of ΣV under the tilted laws."""
+    logs = variance = 0.0
+    for (values, log_weights), copies in laws:
+        tilted, mean, peak, total = _tilted(values, log_weights, tilt)
+        centred = values - mean
+        logs += copies * (peak + math.log(total))
+        variance += copies * float(tilted @ (centred * centred)) / total
+    return logs, variance
 
 
 def _tilted(values: Array, log_weights: Array, tilt: float) -> tuple[Array, float, float, float]:

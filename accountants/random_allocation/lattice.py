@@ -57,7 +57,7 @@ PoPETs 2022, for the chords; docs/theorems/fourier-lattice.md for the same on lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -77,6 +77,8 @@ from affidavit.accountants.rounding import (
 )
 
 Side = Literal["remove", "add"]
+Copies = tuple[Array, Array, int]
+"""Nodes, masses on them, of one shape (n,), and how many independent copies there are."""
 
 _MAX_EXPONENT = 40.0
 """θ times the distance beyond which the payoff y e^{-θy} is below a rounding."""
@@ -256,9 +258,9 @@ class Window:
 
 
 class ConvolutionPower:
-    """The tilted ``copies``-fold convolution of one lattice measure, and its payoffs.
+    """The tilted convolution of several copies of each of some lattice measures, and its payoffs.
 
-    ``nodes``, evenly spaced, and ``masses`` have shape (n,).
+    ``measures`` are nodes, evenly and equally spaced, masses of the same shape (n,), and copies.
 
     Guarantees
     ----------
@@ -266,29 +268,38 @@ class ConvolutionPower:
       loose far from the window.
     """
 
-    def __init__(self, nodes: Array, masses: Array, copies: int, window: Window) -> None:
+    def __init__(self, measures: Sequence[Copies], window: Window) -> None:
+        nodes, *_ = measures[0]
         self._tilt = window.tilt
         self._step = float(nodes[-1] - nodes[0]) / (nodes.size - 1)
-        self._has_mass = bool(masses.any())
+        self._has_mass = all(bool(masses.any()) for _, masses, _ in measures)
         if not self._has_mass:
             return
-        law = self._tilted(nodes, masses, copies)
+        self._log_total = self._relative = 0.0
+        laws = [
+            (nodes, self._tilted(nodes, masses, copies), copies)
+            for nodes, masses, copies in measures
+        ]
         size = transform_length(window, self._step)
-        first = math.floor((window.low - copies * float(nodes[0])) / self._step)
-        self._sums = copies * float(nodes[0]) + self._step * (first + np.arange(size))
-        wrapped = folded(law, size)
-        spectrum = fft.rfft(wrapped)
-        result = np.roll(fft.irfft(_power(spectrum, copies), size), -(first % size))
-        one = transform_error(wrapped, law.size)
-        growth = math.exp(min(700.0, copies * one * math.sqrt(size)))
-        transform = copies * one * growth
-        power_error = UNIT_ROUNDOFF * (64 + 16 * copies) + transform_rounding(size)
+        least = sum(copies * float(nodes[0]) for nodes, _, copies in laws)
+        first = math.floor((window.low - least) / self._step)
+        self._sums = least + self._step * (first + np.arange(size))
+        powers, one, every = [], 0.0, 0
+        for _, law, copies in laws:
+            wrapped = folded(law, size)
+            powers.append(_power(fft.rfft(wrapped), copies))
+            one += copies * transform_error(wrapped, law.size)
+            every += copies
+        result = np.roll(fft.irfft(math.prod(powers[1:], start=powers[0]), size), -(first % size))
+        growth = math.exp(min(700.0, one * math.sqrt(size)))
+        transform = one * growth
+        power_error = UNIT_ROUNDOFF * (64 + 16 * every) + transform_rounding(size)
         self._error = transform + 2 * power_error * (norm(result) + transform)
         low, high = float(self._sums[0]), float(self._sums[-1])
-        self._below = _chernoff(law, nodes, copies, -window.below, low)
-        self._above = _chernoff(law, nodes, copies, window.above, high)
-        reach = copies * float(np.abs(nodes).max()) + max(abs(low), abs(high))
-        self._position_error = 16 * UNIT_ROUNDOFF * reach
+        self._below = _chernoff(laws, -window.below, low)
+        self._above = _chernoff(laws, window.above, high)
+        reach = sum(copies * float(np.abs(nodes).max()) for nodes, _, copies in laws)
+        self._position_error = 16 * UNIT_ROUNDOFF * (reach + max(abs(low), abs(high)))
         self._sum_in_blocks(result)
 
     def _tilted(self, nodes: Array, masses: Array, copies: int) -> Array:
@@ -297,9 +308,9 @@ class ConvolutionPower:
         law: Array = np.exp(np.minimum(exponents - peak, 0.0)) * masses
         total = float(law.sum())
         log_total = peak + math.log(total)
-        self._log_total = copies * log_total
+        self._log_total += copies * log_total
         size = float(np.abs(exponents).max()) + abs(peak) + abs(log_total)
-        self._relative = copies * UNIT_ROUNDOFF * (64.0 + 4.0 * size)
+        self._relative += copies * UNIT_ROUNDOFF * (64.0 + 4.0 * size)
         return law / total
 
     def _sum_in_blocks(self, sums_law: Array) -> None:
@@ -389,17 +400,14 @@ def transform_length(window: Window, step: float) -> int:
     return int(fft.next_fast_len(max(64, points), real=True))
 
 
-def chernoff_payoffs(
-    nodes: Array, masses: Array, copies: int, tilts: Array
-) -> Callable[[Array], Array]:
-    """Return an upper bound of E (ΣV - Θ)_+ by Chernoff, e^{-θΘ} (E e^{θV})^b / (eθ).
+def chernoff_payoffs(measures: Sequence[Copies], tilts: Array) -> Callable[[Array], Array]:
+    """Return an upper bound of E (ΣV - Θ)_+ by Chernoff, e^{-θΘ} E e^{θΣV} / (eθ).
 
-    The result maps Θ of shape (k,) to the least bound over the ``tilts`` θ, shape (m,). ``nodes``
-    and ``masses`` have shape (n,).
+    The result maps Θ of shape (k,) to the least bound over the ``tilts`` θ, shape (m,).
+    ``measures`` are those of ``ConvolutionPower``.
     """
-    log_bounds = np.array(
-        [_log_power(masses, nodes, copies, float(tilt)) for tilt in tilts]
-    ) - np.log(math.e * tilts)
+    log_bounds = np.array([_log_power(measures, float(tilt)) for tilt in tilts])
+    log_bounds -= np.log(math.e * tilts)
 
     def upper(thresholds: Array) -> Array:
         exponents = log_bounds - np.outer(thresholds, tilts)
@@ -409,21 +417,24 @@ def chernoff_payoffs(
     return upper
 
 
-def _log_power(masses: Array, nodes: Array, copies: int, tilt: float) -> float:
-    """Return log (Σ masses · exp(tilt · nodes))^copies, raised by its rounding."""
-    with np.errstate(divide="ignore"):
-        weights = tilt * nodes + np.log(masses)
-    peak = float(weights.max())
-    if peak == -math.inf:
-        return -math.inf
-    log_moment = peak + math.log(float(np.exp(weights - peak).sum()))
-    size = float(np.abs(tilt * nodes).max()) + abs(peak)
-    return copies * (log_moment + UNIT_ROUNDOFF * (128.0 + 8.0 * size))
+def _log_power(measures: Sequence[Copies], tilt: float) -> float:
+    """Return the log of the product of (Σ masses · exp(tilt · nodes))^copies, rounded up."""
+    result = 0.0
+    for nodes, masses, copies in measures:
+        with np.errstate(divide="ignore"):
+            weights = tilt * nodes + np.log(masses)
+        peak = float(weights.max())
+        if peak == -math.inf:
+            return -math.inf
+        log_moment = peak + math.log(float(np.exp(weights - peak).sum()))
+        size = float(np.abs(tilt * nodes).max()) + abs(peak)
+        result += copies * (log_moment + UNIT_ROUNDOFF * (128.0 + 8.0 * size))
+    return result
 
 
-def _chernoff(law: Array, nodes: Array, copies: int, tilt: float, end: float) -> float:
-    """Return a bound of the ``copies``-fold law's mass beyond ``end``, on the side of ``tilt``."""
-    log_mass = _log_power(law, nodes, copies, tilt) - tilt * end
+def _chernoff(measures: Sequence[Copies], tilt: float, end: float) -> float:
+    """Return a bound of the mass of the sums beyond ``end``, on the side of ``tilt``."""
+    log_mass = _log_power(measures, tilt) - tilt * end
     return math.exp(min(0.0, log_mass)) * (1 + 1e-9)
 
 

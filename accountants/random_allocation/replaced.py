@@ -418,10 +418,11 @@ def _by_lattice(
     law: Difference, bins: int, threshold: float, bottom: float, size: float, *, share: float
 ) -> float:
     """Return what ``_by_inversion`` does, for few bins, whose sums no tilt resolves."""
-    tilt = find_tilt(bins, law.atoms, threshold, bins * law.ratio)
-    log_moment, _, variance = moments(*law.atoms, tilt)
+    laws = ((law.atoms, bins),)
+    tilt = find_tilt(laws, threshold, bins * law.ratio)
+    log_moment, variance = moments(laws, tilt)
     saddle = LatticeSaddle(
-        tilt=tilt, variance=bins * variance, log_moment=bins * log_moment, inside=0.0, delta=0.0
+        tilt=tilt, variance=variance, log_moment=log_moment, inside=0.0, delta=0.0
     )
     most = law.ratio * min(law.rate, max(_MIN_MEDIAN, math.exp(-law.rate * law.rate / 2)))
     if size > _LARGE_DELTA * bins:
@@ -429,16 +430,16 @@ def _by_lattice(
         most = min(most, math.exp(law.rate * law.rate / 2))
     step = min(
         math.sqrt(4 * _INSIDE_SHARE / bins / share) / tilt,
-        math.sqrt(bins * variance) / 2,
+        math.sqrt(variance) / 2,
         _MAX_STEP_SHARE * most,
     )
-    window = compute_window(bins, law.atoms, saddle, threshold, _INSIDE_SHARE * size, step)
+    window = compute_window(laws, saddle, threshold, _INSIDE_SHARE * size, step)
     bottom = max(bottom, -_LATTICE_REACH * law.top)
     reach = max(law.top - bottom, (window.high - window.low) / 4)
     step = max(step, reach / _MAX_POINTS)
     nodes = law.top - step * np.arange(max(math.ceil((law.top - bottom) / step), 2), -1.0, -1.0)
     nodes[-1] = law.top
-    lattice = ConvolutionPower(nodes, upper_masses(law, nodes), bins, window)
+    lattice = ConvolutionPower([(nodes, upper_masses(law, nodes), bins)], window)
     return float(lattice.upper(np.array([threshold]))[0])
 
 

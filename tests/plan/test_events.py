@@ -81,6 +81,10 @@ def test_an_allocation_has_a_bin_and_noise() -> None:
         events.RandomAllocationGaussian(bins=3, noise_multiplier=math.nan)
     with pytest.raises(ValueError, match="attained_at"):
         events.RandomAllocationGaussian(bins=3, noise_multiplier=1.0, attained_at=0.9)
+    with pytest.raises(ValueError, match="longer"):
+        events.RandomAllocationGaussian(bins=3, noise_multiplier=1.0, attained_at=2.0, longer=3)
+    with pytest.raises(ValueError, match="longer"):
+        events.RandomAllocationGaussian(bins=3, noise_multiplier=1.0, longer=1)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """One release of each kind is certified for no less than any data set shows.
 
 Here the bound is the product's, so that laws without a row are attacked too: users in lots that are
-cut or of a fixed size, and replaced records in bins and in shuffled lots. A direction at α < 1 is
-the other at 1/α.
+cut or of a fixed size, replaced records in bins and in shuffled lots, and bins of a last, partial
+pass. A direction at α < 1 is the other at 1/α.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.accountants.falsifier.data_sets import (
     random_data_set,
     random_lots,
 )
-from tests.accountants.falsifier.hockey_sticks import excesses
+from tests.accountants.falsifier.hockey_sticks import Law, excesses
 from tests.accountants.falsifier.rows import Case, table
 from tests.accountants.falsifier.search import RELATIVE, random_release
 from tests.support.random_seeds import seeded
@@ -37,6 +37,7 @@ WITHOUT_A_ROW = (
     "users in fixed lots, zero_out",
     "users in fixed lots, replace_one",
     "replaced in bins",
+    "bins of a last, partial pass",
     "in place of another, replace_one",
     "in place of another, zero_out",
 )
@@ -51,6 +52,19 @@ def random_event(name: str, draw: random.Random) -> tuple[events.Event, Pair, fl
     if name == "replaced in bins":
         case = Case("ReplacedAllocationGaussian", sigma, bins=draw.choice((2, 3)))
         return event(case), random_bins(draw, case, replaced=True), sigma
+    if name == "bins of a last, partial pass":
+        case = Case("RandomAllocationGaussian", sigma, bins=draw.choice((2, 3)))
+        longer, whole = draw.randrange(1, case.bins), draw.choice((1, 2, 5))
+        # The sums of a bin over their number's root.
+        scale = np.sqrt(np.where(np.arange(case.bins) < longer, whole + 1, whole))
+        last = events.RandomAllocationGaussian(
+            bins=case.bins,
+            noise_multiplier=sigma / math.sqrt(whole + 1),
+            attained_at=sigma / math.sqrt(whole),
+            longer=longer,
+        )
+        stretched = (Law(law.centres * scale, law.weights) for law in random_bins(draw, case))
+        return last, tuple(stretched), sigma  # type: ignore[return-value]
     if name.startswith("in place of another"):
         place, lot, lots = name.rpartition(" ")[2], draw.choice((1, 2)), draw.choice((1, 2, 2, 3))
         size = min(lot * lots + draw.choice((1, 1, 2)), 7)

@@ -86,8 +86,8 @@ def test_a_power_pays_what_direct_convolution_pays(copies: int, tilt: float) -> 
     window = Window(
         low=float(sums[0]) - 1, high=float(sums[-1]) + 1, tilt=tilt, below=60.0, above=60.0
     )
-    power = ConvolutionPower(nodes, masses, copies, window)
-    ceiling = chernoff_payoffs(nodes, masses, copies, np.geomspace(0.1, 30, 100))
+    power = ConvolutionPower([(nodes, masses, copies)], window)
+    ceiling = chernoff_payoffs([(nodes, masses, copies)], np.geomspace(0.1, 30, 100))
     for threshold in (0.5 * copies, 2.0 * copies, 4.0 * copies):
         exact = float(law @ np.maximum(sums - threshold, 0.0))
         (lower,), (upper,) = at(power.lower, threshold), at(power.upper, threshold)
@@ -103,7 +103,7 @@ def test_a_window_that_cuts_is_wider_and_never_wrong() -> None:
     law = np.convolve(np.convolve(masses, masses), masses)
     exact = float(law @ np.maximum(0.125 * np.arange(law.size) - 9.0, 0.0))
     narrow = Window(low=7.0, high=11.0, tilt=0.5, below=0.5, above=0.5)
-    power = ConvolutionPower(nodes, masses, 3, narrow)
+    power = ConvolutionPower([(nodes, masses, 3)], narrow)
     assert at(power.lower, 9.0)[0] <= exact <= at(power.upper, 9.0)[0]
     assert at(power.upper, 9.0)[0] > 1.01 * exact
 
@@ -114,7 +114,7 @@ def test_what_lies_below_the_window_is_paid_for(threshold: float) -> None:
     law = np.convolve(np.convolve(masses, masses), masses)
     exact = float(law @ np.maximum(0.125 * np.arange(law.size) - threshold, 0.0))
     above = Window(low=8.0, high=16.0, tilt=0.5, below=2.0, above=2.0)
-    power = ConvolutionPower(nodes, masses, 3, above)
+    power = ConvolutionPower([(nodes, masses, 3)], above)
     assert at(power.lower, threshold)[0] <= exact <= at(power.upper, threshold)[0]
 
 
@@ -126,7 +126,7 @@ def test_large_terms_enclose_what_sampling_finds(bins: int, rate: float) -> None
     x = np.exp(rate * generator.standard_normal((draws, bins)) - rate**2 / 2)
     gains = np.maximum(x.mean(axis=1) - ratio, 0.0) * (x.max(axis=1) > cut)
     spread = 6 * float(gains.std()) / math.sqrt(draws)
-    large = LargeTerms(bins=bins, rate=rate, cut=cut)
+    large = LargeTerms(kinds=((bins, rate),), cut=cut)
     assert at(large.lower, ratio)[0] <= float(gains.mean()) + spread
     assert float(gains.mean()) - spread <= at(large.upper, ratio)[0]
 
@@ -135,7 +135,7 @@ def test_the_shortfall_is_never_below_what_sampling_finds() -> None:
     generator = np.random.Generator(np.random.PCG64(3))
     sums = np.exp(0.8 * generator.standard_normal((50_000, 20)) - 0.32).sum(axis=1)
     reach = np.array([-1.0, 8.0, 12.0, 20.0])
-    bounds = shortfall(21, 0.8, reach)
+    bounds = shortfall(((21, 0.8),), reach)
     assert bounds[0] == 0
     for item, bound in zip(reach, bounds, strict=True):
         result = np.maximum(item - sums, 0.0)
@@ -143,12 +143,12 @@ def test_the_shortfall_is_never_below_what_sampling_finds() -> None:
 
 
 def test_a_cut_lies_at_or_below_the_threshold() -> None:
-    loose, tight = (choose_cut(1000, 1.0, 1.2, allowed) for allowed in (1e-6, 1e-12))
+    loose, tight = (choose_cut(((1000, 1.0),), 1.2, allowed) for allowed in (1e-6, 1e-12))
     assert loose <= tight <= 1200 * (1 + 1e-12)
 
 
 def test_what_is_no_number_bounds_nothing() -> None:
-    unknown = LargeTerms(bins=40, rate=1.5, cut=math.nan)
+    unknown = LargeTerms(kinds=((40, 1.5),), cut=math.nan)
     direction = Direction(bins=40, rate=1.5, side="remove")
     curves = direction._join(np.zeros_like, np.zeros_like, unknown, 1.0)
     assert (curves.upper(1.0), curves.lower(1.0)) == (1.0, 0.0)
