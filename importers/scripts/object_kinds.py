@@ -586,16 +586,18 @@ class ObjectKinds:
                 return frozenset({"rows"}) if taken == {"size"} else taken and VALUE
             case "data" | "same data":
                 again = "value" in taken or self._draws_again(call)
-                return VALUE if again else taken & {"data", "lots"}
+                return as_value(taken) & VALUE if again else taken & {"data", "lots"}
         return frozenset(use.gives.split())
 
     def _draws_again(self, call: ast.Call) -> bool:
         """Whether a part of the data is chosen by indices that may repeat."""
         if last_name(call.func) != "Subset" or len(call.args) < 2:
             return False
-        index: ast.AST | None = self.values.origin_of(call.args[1])
+        index = self.values.origin_of(call.args[1])
         while isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice):
             index = self.values.origin_of(index.value)
+        if isinstance(index, ast.Call) and last_name(index.func) == "list" and index.args:
+            index = index if self.functions(index.func) else self.values.origin_of(index.args[0])
         return not isinstance(index, ast.Call) or last_name(index.func) not in NAMES["distinct"]
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:

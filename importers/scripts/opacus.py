@@ -202,6 +202,8 @@ class OpacusPlanReader(ScriptPlanReader):
     def questions(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield also losses that ghost clipping may not clip."""
         yield from super().questions()
+        if isinstance(self.script.parents[self.call], ast.Expr):
+            yield self.call, "other_optimizer"
         if find_import(self.script, LIGHTNING) is not None:
             runs = self.script.calls_to("fit", "LightningCLI")
             yield from ((call, "the loop of Lightning's trainer is not read") for call in runs)

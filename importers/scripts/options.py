@@ -113,19 +113,20 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
             ) or not isinstance(getattr(outer, "ctx", ast.Load()), ast.Load):
                 raise Unreadable(node, "sys.argv is changed while the script runs")
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    made = script.value_of(receiver) if isinstance(receiver, ast.Name) else receiver
-    if made is not parsers[0]:
+    if values.origin_of(receiver) is not parsers[0]:
         raise Unreadable(call, f"{source_text(receiver)} is not always the parser")
-    names = {
-        last_name(target)
-        for maker in script.calls_to(*PARSER_MAKERS)
-        for target in getattr(script.parents[maker], "targets", ())
-    }
-    for node in script.nodes:
-        if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
-            outer = script.parents[node]
-            if getattr(outer, "attr", None) not in NAMES["safe_parser_methods"]:
+    for part in (parts := list[ast.AST](script.calls_to(*PARSER_MAKERS))):
+        outer, others = script.parents[part], list[ast.AST]()
+        match outer:
+            case ast.Return():
+                others += values.calls_of(script.scope_of(outer))
+            case ast.Assign(targets=[ast.Name(id=name)]) if isinstance(part, ast.Call):
+                others += script.reads_of(name)
+            case ast.Attribute(attr=name) if name in NAMES["safe_parser_methods"]:
+                pass
+            case _ if not isinstance(outer, ast.Expr):
                 raise Unreadable(outer, "the parser is passed on, and may get other defaults")
+        parts += [other for other in others if other not in parts]
 
 
 def option_destination(call: ast.Call) -> str | None:

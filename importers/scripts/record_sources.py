@@ -95,9 +95,8 @@ class RecordSources:
         """Whether an argument of what makes the data may itself be data: no option or path."""
         match node:
             case ast.Name():
-                makers = [
-                    getattr(item.value, "func", node) for item in self.script.bindings_of(node)
-                ]
+                made = (self._value_at(item.node) for item in self.script.bindings_of(node))
+                makers = [getattr(value, "func", node) for value in made]
                 parsed = any("parse" in (last_name(maker) or "") for maker in makers)
                 return not (parsed or self.values.known_value(node))
             case ast.Call(func=function, args=args):

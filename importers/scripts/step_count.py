@@ -227,9 +227,27 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
                 # What ``with`` opens is a progress bar.
                 opened = getattr(values.script.parents[binding.node], "context_expr", None)
                 made = binding.value or opened
-                if isinstance(made, ast.Call) and last_name(made.func) in COUNTED_ITERABLES:
+                if (isinstance(made, ast.Call) and last_name(made.func) in COUNTED_ITERABLES) or (
+                    isinstance(made, ast.List | ast.Tuple) and _is_only_read(values, iterable)
+                ):
                     return _iterations(values, made)
     raise Unreadable(iterable, f"the number of iterations over {source_text(iterable)} is unknown")
+
+
+def _is_only_read(values: Evaluator, name: ast.Name | ast.Attribute) -> bool:
+    """Whether a list is only iterated, indexed and passed to functions that change nothing."""
+    script = values.script
+    for outer in (script.parents[read] for read in script.reads_of(last_name(name))):
+        match outer:
+            case ast.For() | ast.comprehension() | ast.Subscript(ctx=ast.Load()):
+                pass
+            case ast.Call(func=ast.Name(id=function) as called) if function in NAMES[
+                "reading_builtins"
+            ] and not script.bindings_of(called):
+                pass
+            case _:
+                return False
+    return isinstance(name, ast.Name)
 
 
 def _require_own_name(values: Evaluator, function: ast.expr) -> None:

@@ -213,6 +213,7 @@ class Evaluator:
             bindings = [
                 b for b in bindings if self.private_statement not in self.script.ancestors(b.node)
             ]
+        bindings = bindings[:1] if _is_one(bindings) else bindings
         line = getattr(bindings[0].node, "lineno", 0) if bindings else 0
         stars = self.script.bindings.get((scope, "*"), ())
         if any(getattr(star.node, "lineno", 0) > line for star in stars):
@@ -239,34 +240,38 @@ class Evaluator:
         return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
 
     def _unpacked_items(self, item: ast.keyword) -> list[ast.keyword]:
-        """Return the items of a literal dictionary that is only used for ``**``."""
+        """Return the items of a literal dictionary that is only unpacked, or gets other items."""
         made: ast.expr | None = item.value if item.arg is None else None
+        others, items = list[ast.keyword](), dict[str | None, ast.expr]()
+        for use in self.script.reads_of(made.id) if isinstance(made, ast.Name) else ():
+            outer = self.script.parents[use]
+            match outer, self.script.parents[outer]:
+                case ast.keyword(arg=None), _:
+                    pass
+                case ast.Call(func=ast.Attribute(attr="update"), args=[_]), _:
+                    pass
+                case ast.Attribute(attr="update"), ast.Call(args=[other], keywords=[]):
+                    others += self._unpacked_items(ast.keyword(None, other))
+                case _:
+                    return [item]
         if isinstance(made, ast.Name):
-            uses = (self.script.parents[use] for use in self.script.reads_of(made.id))
-            only = all(isinstance(use, ast.keyword) and use.arg is None for use in uses)
-            try:
-                made = self._binding(made)[1].value if only else None
-            except Unreadable:
-                return [item]
+            made = getattr((attempt(self._binding, made) or [None])[-1], "value", None)
         match made:
             case ast.Dict(keys=keys, values=values):
                 names = [getattr(key, "value", None) for key in keys]
-                if all(isinstance(name, str) for name in names):
-                    return list(map(ast.keyword, names, values))
+                texts = all(isinstance(name, str) for name in names)
+                items = dict(zip(names, values, strict=True)) if texts else {None: made}
             case ast.Call(func=ast.Name(id="dict"), args=[]):
-                return made.keywords
-            case ast.IfExp(test=test, body=body, orelse=other):
-                sides = [
-                    {key.arg: key.value for key in self._unpacked_items(ast.keyword(None, side))}
-                    for side in (body, other)
-                ]
-                unknown: Any = Unreadable(made, "it is not always passed")
-                absent = ast.Constant(unknown)
-                return [
-                    ast.keyword(key, ast.IfExp(test, *(side.get(key, absent) for side in sides)))
-                    for key in sides[0] | sides[1]
-                ]
-        return [item]
+                items = {one.arg: one.value for one in made.keywords}
+            case ast.IfExp(body=body, orelse=other):
+                either = (self._unpacked_items(ast.keyword(None, part)) for part in (body, other))
+                others += (one for part in either for one in part)
+            case _:
+                return [item]
+        for again in others:
+            parts = [items.get(again.arg, ast.Constant(None)), again.value]
+            items[again.arg] = ast.BoolOp(ast.Or(), parts)  # which nobody evaluates
+        return [item] if None in items else list(map(ast.keyword, items, items.values()))
 
     def always_runs(self, use: ast.AST, scope: Scope, target: ast.AST) -> bool:
         """Whether ``target`` runs whenever ``use`` does, under the same conditions."""
@@ -360,7 +365,7 @@ class Evaluator:
         if not self.script.shared_definitions.isdisjoint(
             (function, self.script.parents.get(function))
         ):
-            raise Unreadable(function, f"several files call {name}")
+            raise Unreadable(function, f"other files may call {name}")
         owner = self.script.scope_of(function)
         if len(self.script.bindings.get((owner, name), ())) != 1:
             raise Unreadable(function, f"{name} is defined several times")
@@ -491,7 +496,8 @@ class Evaluator:
             inner = None if node is None else self.returned_expression(node)
             return node if inner is node else self.origin_of(inner, depth + 1)
         own = [place for place in script.places_of(node) if not self.is_set_by_private_call(place)]
-        target = own[0] if len(own) == 1 else None
+        made = [Binding(place, assigned_to(script, place)) for place in own]
+        target = own[0] if _is_one(made) else None
         if isinstance(target, ast.arg) and isinstance(node, ast.Name):
             passed = attempt(self.arguments_for, node, target)
             return self.origin_of(passed[0], depth + 1) if passed and len(passed) == 1 else None
@@ -527,6 +533,11 @@ class Evaluator:
                 if outer is function:
                     return returns[0].value or ast.Constant(None)
         return node
+
+
+def _is_one(bindings: list[Binding]) -> bool:
+    """Whether bindings give a name the same: there is one, or a notebook says it again."""
+    return len({item if item.value is None else ast.dump(item.value) for item in bindings}) == 1
 
 
 def _require_small(node: ast.expr, value: Any) -> Any:

@@ -485,10 +485,11 @@ for eps in EPSILONS:
 @pytest.mark.parametrize(
     ("text", "epochs"),
     [
-        (SWEEP, None),
+        (SWEEP, 4 * 30),
         (SWEEP.replace("in EPSILONS", "in (1, 2, 5)"), 3 * 30),
+        (SWEEP.replace("for eps", "EPSILONS.append(3)\nfor eps"), None),
     ],
-    ids=["named", "written"],
+    ids=["named", "written", "changed"],
 )
 def test_a_loop_over_a_written_list_repeats_the_training(text: str, epochs: int | None) -> None:
     partial = importer.read(text.encode())
