@@ -25,6 +25,7 @@ BENEATH_PATH = 1
 WRITES = {1: 0x1FF2, 2: 0x3FF2, 3: 0x7FF2}
 """Rights to write, remove, make, and from later versions to move and truncate, by version."""
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
+WATCHED = frozenset(("open", "socket.connect", *CHANGES))
 
 
 def confine_writes(
@@ -42,13 +43,15 @@ def confine_writes(
         raise PermissionError(f"a replay {why}, so not to {path}")
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in WATCHED:  # most are reads of attributes
+            return
         if event == "socket.connect":
             address = arguments[1]
             if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "::1", "localhost"):
                 refuse(str(address[0]), "sends nothing to other machines")
             return
-        is_open = event == "open" and _writes(*arguments[1:])
-        if not is_open and event not in CHANGES:
+        is_open = event == "open"
+        if is_open and not _writes(*arguments[1:]):
             return
         path = arguments[1 if event in ("os.rename", "os.link", "os.symlink") else 0]
         if not isinstance(path, str | bytes | os.PathLike):  # a file that is open already

@@ -27,6 +27,7 @@ class LineTrace:
         self._folder = str(Path(folder).resolve()) + "/"
         self._site = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
         self._files: dict[str, int | None] = {}
+        self._others: set[str] = set()
         self._order = array("I")
         self._ran: set[int] = set()
         self._reading = 0
@@ -36,8 +37,19 @@ class LineTrace:
         self._watched: list[list[Any]] = []
 
     def start(self) -> None:
-        """Trace this thread from now on."""
-        sys.settrace(self._on_call)
+        """Trace this thread from now on.
+
+        A run calls a million functions of packages, so these are left at once. Neither ``id`` nor
+        ``f_code`` is read for it: both call the audit hook.
+        """
+        others = self._others
+
+        def on_call(frame: FrameType, event: str, argument: Any) -> Any:
+            if frame.f_globals.get("__file__") in others:
+                return None
+            return self._on_call(frame, event, argument)
+
+        sys.settrace(on_call)
 
     def stop(self) -> None:
         """Stop tracing."""
@@ -105,7 +117,9 @@ class LineTrace:
         return str(Path(name).resolve()).removeprefix(self._folder)
 
     def _number(self, code: CodeType) -> int | None:
-        name = code.co_filename
+        return self._number_of(code.co_filename)
+
+    def _number_of(self, name: str) -> int | None:
         if name not in self._files:
             path = "" if name.startswith("<") else str(Path(name).resolve())
             is_users = path.startswith(self._folder) and not path.startswith(self._site)
@@ -116,6 +130,9 @@ class LineTrace:
     def _on_call(self, frame: FrameType, event: str, _: Any) -> Any:
         number = self._number(frame.f_code)
         if number is None or event != "call":
+            module = frame.f_globals.get("__file__")
+            if isinstance(module, str) and self._number_of(module) is None:
+                self._others.add(module)
             return None
         base = number << LINE_BITS
 
