@@ -94,8 +94,7 @@ class Library(StrictModel):
     - ``key``: name of its section in ``libraries.toml``.
     - ``poisson``: argument that decides whether lots are Poisson, with its default.
     - ``scheme``: scheme of the library's own loader, None if the script's loader decides.
-    - ``runs``, ``draws``: methods of the private call's result that train once, and that draw the
-      lots of one run.
+    - ``draws``: the method that draws the lots of one run.
     - ``makes_classes``: the names of ``private`` are functions that return private classes.
     - ``methods``: methods of the result that do not change the arguments of the call.
     - ``yields_to``: sections whose scripts use these names too, as types or in tests.
@@ -110,7 +109,6 @@ class Library(StrictModel):
     beside: tuple[Call, ...] = ()
     poisson: tuple[str, bool] | None = None
     scheme: str | None = None
-    runs: str | None = None
     draws: str | None = None
     makes_classes: bool = False
     methods: tuple[str, ...] = ()

@@ -32,13 +32,7 @@ from affidavit.importers.scripts.row_kinds import (
     shape_of,
     size_at,
 )
-from affidavit.importers.scripts.syntax import (
-    FUNCTIONS,
-    Binding,
-    keywords_of,
-    last_name,
-    unpacks,
-)
+from affidavit.importers.scripts.syntax import FUNCTIONS, Binding, keywords_of, last_name, unpacks
 from affidavit.importers.scripts.use_table import (
     HANDLES,
     SECRETS,
@@ -96,18 +90,17 @@ class ObjectKinds:
             self._spread()
 
     def _spread(self) -> None:
+        known = -1
         for _ in range(MAX_PASSES):
-            before = self._state()
             self.memo.clear()
             for node in self.script.nodes:
                 self._visit(node)
-            if self._state() == before:
+            tables = (self.bound, self.returned)
+            now = len(self.attached) + sum(len(own) for table in tables for own in table.values())
+            if now == known:
                 break
+            known = now
         self.memo.clear()
-
-    def _state(self) -> list[int]:
-        tables = (self.bound, self.returned)
-        return [len(self.attached), *(sum(map(len, table.values())) for table in tables)]
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement around a node."""
@@ -172,9 +165,9 @@ class ObjectKinds:
                 return [frozenset({kind}) for kind in RETURNED.get(count, ("value",) * count)]
             case ast.Call(func=function, args=args):
                 use = find_function(self.script, value)
-                own = [item for own in self.functions(function) for item in self._returns(own)]
-                wraps = use is not None and use.gives == "parts"
-                made = [args] if wraps else [getattr(item, "elts", []) for item in own]
+                returns = map(self.script.returns_of, self.functions(function))
+                made = [getattr(item.value, "elts", []) for own in returns for item in own]
+                made = [args] if use is not None and use.gives == "parts" else made
         if made and all(len(parts) == count for parts in made):
             return [frozenset().union(*map(self.kinds, part)) for part in zip(*made, strict=True)]
         if kinds == {"size"}:  # of a shape
@@ -249,11 +242,6 @@ class ObjectKinds:
         for arg in filter(None, every_arg):
             own = frozenset().union(*(self.kinds(item) for key, item in passed if key == arg.arg))
             self.bound[arg] |= every if unpacks(call) or arg in (spec.vararg, spec.kwarg) else own
-
-    def _returns(self, function: ast.AST) -> list[ast.expr | None]:
-        """Return what a function of this file returns, in the order of the text."""
-        inside = (part for part in ast.walk(function) if isinstance(part, ast.Return))
-        return [part.value for part in inside if self.script.scope_of(part) is function]
 
     def _given(self, call: ast.Call) -> Kinds:
         return frozenset().union(*(self.kinds(item) for _, item in arguments_of(call)))

@@ -25,7 +25,6 @@ from affidavit.importers.scripts.quantities import PLAN_POINTERS
 from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps, runs_once
 from affidavit.importers.scripts.syntax import Script, find_import, keywords_of, last_name
 from affidavit.importers.scripts.use_table import SECRETS
-from affidavit.importers.scripts.values import attempt
 from affidavit.plan import MalformedPlan
 
 BY_CRITERION = "ghost clipping only clips the loss of the criterion that make_private returns"
@@ -233,7 +232,7 @@ class OpacusPlanReader(ScriptPlanReader):
 
     def _is_repeated(self, node: ast.AST) -> bool:
         """Whether a loop, or a second call of its function, may run a node again."""
-        called = (attempt(self.values.calls_of, o) for o in self.script.ancestors(node))
+        called = (self.values.attempt(self.values.calls_of, o) for o in self.script.ancestors(node))
         return any(len(calls or ()) > 1 for calls in called) or any(
             isinstance(loop, ast.While) or not runs_once(self.values, loop.iter)
             for loop in enclosing_loops(self.values, node)

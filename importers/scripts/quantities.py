@@ -188,19 +188,9 @@ class Quantities:
         if keywords_of(node).keys() & {"steps_per_epoch", "initial_epoch"}:
             self.unread[pointer] = "steps_per_epoch or initial_epoch changes its length."
             return None
-        if self.library.runs is not None:
-            runs = [
-                use
-                for use in attributes_used_of(self.script, self.call)
-                if use.attr == self.library.runs
-            ]
-            called = self.script.parents[runs[0]] if len(runs) == 1 else None
-            if not isinstance(called, ast.Call) or called.func is not runs[0]:
-                self.unread[pointer] = f"it is trained {len(runs)} times by {self.library.runs}()."
-                return None
-            node = called
-        draws = self.script.calls_to(self.library.draws or "")
-        if len(draws) > 1 or (self.library.draws and not draws and optimizer_steps(self.values)):
+        draws, own = self.script.calls_to(self.library.draws or ""), optimizer_steps(self.values)
+        shown = not self.library.draws or draws or not (own or self.library.scheme == "shuffled")
+        if len(draws) > 1 or not shown:
             self.unread[pointer] = f"its lots are drawn {len(draws)} times."
             return None
         around_it: ast.AST = draws[0] if draws else node

@@ -17,7 +17,7 @@ from affidavit.importers.scripts.syntax import (
     root_of,
 )
 from affidavit.importers.scripts.use_table import find_function
-from affidavit.importers.scripts.values import Evaluator, attempt
+from affidavit.importers.scripts.values import Evaluator
 
 
 class RecordSources:
@@ -47,7 +47,8 @@ class RecordSources:
                         continue
                     self.places.add(place)
                     if isinstance(place, ast.arg) and isinstance(node, ast.Name):
-                        for item in attempt(self.values.arguments_for, node, place) or ():
+                        passed = self.values.attempt(self.values.arguments_for, node, place)
+                        for item in passed or ():
                             self.add(item, depth + 1)
                     else:
                         self.add(self._value_at(place), depth + 1)

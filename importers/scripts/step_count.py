@@ -14,13 +14,7 @@ from typing import Literal
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
-from affidavit.importers.scripts.values import (
-    Evaluator,
-    Unreadable,
-    attempt,
-    is_left_out,
-    source_text,
-)
+from affidavit.importers.scripts.values import Evaluator, Unreadable, is_left_out, source_text
 
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 COUNTED_ITERABLES = WRAPPERS | {"range"}
@@ -51,7 +45,7 @@ def count_passes(values: Evaluator) -> Passes:
     lines = ", ".join(str(step.lineno) for step in steps)
     for step in steps:
         raise Unreadable(step, f"step() is called in several places (lines {lines})")
-    raise Unreadable(script.tree, "no optimizer.step() is called in this file")
+    raise Unreadable(script.tree, "no step of the private optimiser is in this file")
 
 
 def find_resumed_run(values: Evaluator) -> ast.AST | None:
@@ -91,7 +85,7 @@ def enclosing_loops(
         if isinstance(outer, ast.For | ast.While):
             yield outer
         elif isinstance(outer, ast.FunctionDef) and depth < 5:
-            for call in attempt(values.calls_of, outer) or ():
+            for call in values.attempt(values.calls_of, outer) or ():
                 if call in values.script.parents:
                     yield from enclosing_loops(values, call, depth + 1)
 
@@ -105,7 +99,7 @@ def unwrap_iterable(node: ast.expr) -> ast.expr:
 
 def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
     """Whether a loop has exactly one iteration."""
-    return bool(attempt(_iterations, values, iterable) == 1)
+    return bool(values.attempt(_iterations, values, iterable) == 1)
 
 
 def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:

@@ -249,6 +249,11 @@ class Script:
         node = getattr(self.binding_of(name), "node", None)
         return node if isinstance(node, ast.FunctionDef) else None
 
+    def returns_of(self, function: ast.AST) -> list[ast.Return]:
+        """Return the ``return`` statements of a function, in the order of the text."""
+        inside = (part for part in ast.walk(function) if isinstance(part, ast.Return))
+        return [part for part in inside if self.scope_of(part) is function]
+
     def _scopes(self, scope: Scope) -> Iterator[Scope]:
         yield scope
         while scope is not self.tree:

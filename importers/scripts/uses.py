@@ -19,11 +19,7 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
-from affidavit.importers.scripts.object_kinds import (
-    ObjectKinds,
-    is_own,
-    whole_of,
-)
+from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
 from affidavit.importers.scripts.row_code import uses_of_row_code
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import (
@@ -160,10 +156,12 @@ class Uses:
                     why = "what it waits for is not followed"
                 case ast.While(test=test) if self.kinds.kinds(test) & SECRETS:
                     why = "records decide how often it runs"
-                case ast.Yield() | ast.Await() | ast.YieldFrom():
-                    passed = node.value
-                    own = NOTHING if passed is None else self.kinds.kinds(passed)
-                    why = "what takes it is not followed" if own else None
+                case (
+                    ast.Yield(value=ast.expr() as value)
+                    | ast.YieldFrom(value=value)
+                    | ast.Await(value=value)
+                ) if self.kinds.kinds(value):
+                    why = "what takes it is not followed"
                 case _:
                     why = None
             if why is not None:
@@ -441,37 +439,31 @@ class Uses:
     def _of_function(
         self, call: ast.Call, passed: list[tuple[int | str, ast.expr]], taken: Kinds
     ) -> str | None:
-        name = last_name(call.func) or ""
-        root = root_of(call.func)
-        bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
-        if not bound:
+        name, script = last_name(call.func) or "", self.script
+        given, root = f"it is given the {words_of(taken)}", root_of(call.func)
+        places = script.places_of(root)
+        if not places and isinstance(root, ast.Name):
             # A builtin, or an error when it runs, unless a star import binds it.
-            known = name in NAMES["reading_builtins"] or "*" not in self.script.imported
-            return None if known else f"it is given the {words_of(taken)}"
-        if name in NAMES["iterators"] and self.script.comes_from(
+            known = name in NAMES["reading_builtins"] or "*" not in script.imported
+            return None if known else given
+        iterates = name in NAMES["iterators"] and script.comes_from(
             call.func, ("tqdm", "rich", "itertools")
+        )
+        if iterates or self.kinds.sources.reads(call):
+            return None
+        if (use := find_function(script, call)) is not None:
+            return self._taken(use, passed)
+        if isinstance(call.func, ast.Attribute) and (
+            (name in NAMES["container_methods"] and places and not script.is_imported(root))
+            or (name in NAMES["loggers"] and taken <= SECRETS | {"model"})
         ):
             return None
-        if self.kinds.sources.reads(call):
-            return None
-        use = find_function(self.script, call)
-        if use is not None:
-            return self._taken(use, passed)
-        if isinstance(call.func, ast.Attribute):
-            places = [item.node for item in bound if item is not None]
-            imported = any(isinstance(item, ast.alias) for item in places)
-            if places and not imported and name in NAMES["container_methods"]:
-                return None  # of a list or dictionary
-            if taken <= SECRETS | {"model"} and name in NAMES["loggers"]:
-                return None
-        if taken <= SECRETS and self.script.comes_from(call.func, NAMES["numerical_packages"]):
-            drawn = self.script.comes_from(call.func, ("matplotlib",))
+        if taken <= SECRETS and script.comes_from(call.func, NAMES["numerical_packages"]):
+            drawn = script.comes_from(call.func, ("matplotlib",))
             if drawn and (name not in NAMES["curves"] or self._is_made_of_records(call)):
                 return "it draws what is of records"
-            if name in ("save", "savez", "savetxt", "dump", "to_csv", "DataLoader"):
-                return f"it is given the {words_of(taken)}"
-            return None
-        return f"it is given the {words_of(taken)}"
+            return given if name in NAMES["savers"] else None
+        return given
 
     def _is_made_of_records(self, call: ast.Call) -> bool:
         """Whether records, and not only what a model makes of them, stand in an argument."""

@@ -61,14 +61,6 @@ class Unreadable(Exception):
         self.node, self.why = node, why
 
 
-def attempt(read: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function reads in the text, or None if the text does not determine it."""
-    try:
-        return read(*arguments)
-    except Unreadable:
-        return None
-
-
 @dataclass(frozen=True)
 class Record:
     """An object whose attributes or items are known expressions or values."""
@@ -119,9 +111,17 @@ class Evaluator:
         finally:
             self._depth -= 1
 
+    @staticmethod
+    def attempt(read: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function reads in the text, or None if the text does not determine it."""
+        try:
+            return read(*arguments)
+        except Unreadable:
+            return None
+
     def known_value(self, node: ast.expr | None) -> Any:
         """Return the value of an expression, or None if it cannot be determined."""
-        return None if node is None else attempt(self.evaluate, node)
+        return None if node is None else self.attempt(self.evaluate, node)
 
     def _evaluate(self, node: ast.expr) -> Any:
         match node:
@@ -255,7 +255,7 @@ class Evaluator:
                 case _:
                     return [item]
         if isinstance(made, ast.Name):
-            made = getattr((attempt(self._binding, made) or [None])[-1], "value", None)
+            made = getattr((self.attempt(self._binding, made) or [None])[-1], "value", None)
         match made:
             case ast.Dict(keys=keys, values=values):
                 names = [getattr(key, "value", None) for key in keys]
@@ -499,7 +499,7 @@ class Evaluator:
         made = [Binding(place, assigned_to(script, place)) for place in own]
         target = own[0] if _is_one(made) else None
         if isinstance(target, ast.arg) and isinstance(node, ast.Name):
-            passed = attempt(self.arguments_for, node, target)
+            passed = self.attempt(self.arguments_for, node, target)
             return self.origin_of(passed[0], depth + 1) if passed and len(passed) == 1 else None
         if target is None:
             return None
@@ -519,19 +519,13 @@ class Evaluator:
         """
         function = self.script.function_of(node.func) if isinstance(node, ast.Call) else None
         if function is not None and not function.decorator_list:
-            inside = list(ast.walk(function))
-            returns = [
-                item
-                for item in inside
-                if isinstance(item, ast.Return) and self.script.scope_of(item) is function
-            ]
-            plain = not any(isinstance(item, ast.Yield | ast.YieldFrom) for item in inside)
-            if plain and len(returns) == 1:
-                outer = self.script.parents[returns[0]]
-                while isinstance(outer, ast.With):
-                    outer = self.script.parents[outer]
-                if outer is function:
-                    return returns[0].value or ast.Constant(None)
+            yields = any(isinstance(o, ast.Yield | ast.YieldFrom) for o in ast.walk(function))
+            match [] if yields else self.script.returns_of(function):
+                case [ast.Return(value=value) as only]:
+                    outer = self.script.parents[only]
+                    while isinstance(outer, ast.With):
+                        outer = self.script.parents[outer]
+                    return (value or ast.Constant(None)) if outer is function else node
         return node
 
 
