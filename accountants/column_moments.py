@@ -33,7 +33,7 @@ import numpy as np
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.bracketing_curves import adjusted
-from affidavit.accountants.pattern_pairs import log_moment_of_pairs
+from affidavit.accountants.pattern_pairs import ORDERS, log_moment_of_pairs
 from affidavit.accountants.protocol import (
     AccountantError,
     OutOfReach,
@@ -44,7 +44,6 @@ from affidavit.accountants.protocol import (
 from affidavit.accountants.rounding import Array
 from affidavit.plan import events
 
-ORDERS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
 MAX_TRANSITIONS = 20_000
 """Transitions between states in one moment; larger orders are not computed."""
 _MAX_WAITS = 4
@@ -152,6 +151,8 @@ def _bits(history: int, lags: int) -> Array:
 @lru_cache(maxsize=512)
 def log_moment(run: events.SampledColumns, order: int) -> float:
     """Return an upper bound of log E L^α at whole ``order`` α, or infinity if not computed."""
+    if run.records_per_unit > 1:
+        return log_moment_of_pairs(run, order)
     lags = max(run.separation, len(run.products)) - 1
     # Of pasts that are that long there are always too many.
     meets_for_long = run.separation > 1 and lags >= _MAX_WAITS * run.separation

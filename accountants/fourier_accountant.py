@@ -65,6 +65,7 @@ from affidavit.accountants.fourier.schedules import (
     MAX_KINDS_INVERTED,
 )
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
+from affidavit.accountants.mean_pattern import without_record
 from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
 from affidavit.accountants.protocol import (
     Accountant,
@@ -198,8 +199,18 @@ class FourierAccountant:
         return BoundedByOrder(
             both=both,
             removed=_least(tuple(map(moment_curve, moments))),
-            added=tuple(self._added_record_curves((first, *others))),
+            added=(
+                *self._mean_pattern_curves(moments),
+                *self._added_record_curves((first, *others)),
+            ),
         )
+
+    def _mean_pattern_curves(self, bounds: Sequence[events.Event]) -> Iterator[PrivacyCurve]:
+        """Yield the upper ends of an added record for each of ``bounds``, runs of columns."""
+        for bound in bounds:
+            curve = without_record(bound, (accountant("gaussian"), self))
+            if curve is not None:
+                yield curve
 
     def _added_record_curves(self, bounds: Sequence[events.Event]) -> Iterator[PrivacyCurve]:
         """Yield the upper ends of an added record for each of ``bounds`` that has them."""

@@ -595,9 +595,11 @@ class Correlation:
         self, step: events.Leaf, at: CorrelatedRun, joint: float
     ) -> events.SampledColumns | None:
         """Return the run as columns, whose moments are computed; None for too many states."""
-        if not isinstance(step, events.PoissonSubsampledGaussian) or step.pair == "replace_one":
+        if not isinstance(step, Untruncated) or step.pair == "replace_one":
             return None
-        separation = self._phase.sampling.separation or 1
+        separation, records = self._phase.sampling.separation or 1, getattr(step, "records", 1)
+        if records > 1 and separation == 1:
+            return None
         # Without a wait there are two states per overlap, and a record may be in all of them.
         if separation == 1 and (at.strategy.bands - 1) // at.turn > MAX_OVERLAPS:
             return None
@@ -613,6 +615,7 @@ class Correlation:
             steps=-(-at.strategy.steps // at.turn),
             noise_multiplier=joint * _DOWN,
             beyond=float(products[shown:].max(initial=0.0)),
+            records_per_unit=records,
         )
 
     def attained(self, joint: float, steps: int) -> events.Event:

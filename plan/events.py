@@ -495,15 +495,14 @@ class EitherBound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledColumns(_Validated):
-    """A whole run that samples one record step by step, for add_remove or zero_out.
+    """A whole run that samples the records of a unit step by step, for add_remove or zero_out.
 
-    The record takes part in a step with ``sampling_probability``, up to the rounding of a double,
-    and then in none of the next ``separation`` - 1. In step i it moves the run by the column c_i of
-    the strategy. Two columns d steps apart have a product ⟨|c_i|, |c_j|⟩ of at most
-    ``products``[d] squared clip norms, and of ``beyond`` if they are further apart.
-    ``noise_multiplier`` is the noise standard deviation over the clip norm. It bounds the order of
-    hypotheses in which the record is present.
-    Source: docs/theorems/correlated-noise.md, Theorems 16 and 28.
+    Each of ``records_per_unit`` takes part in a step with ``sampling_probability``, up to the
+    rounding of a double, and then in none of the next ``separation`` - 1. In step i it moves the
+    run by the column c_i of the strategy. Two columns d steps apart have a product ⟨|c_i|, |c_j|⟩
+    of at most ``products``[d] squared clip norms, and of ``beyond`` if they are further apart.
+    ``noise_multiplier`` is the noise standard deviation over the clip norm.
+    Source: docs/theorems/correlated-noise.md, Theorems 16, 28 and 30.
     """
 
     products: tuple[float, ...]
@@ -512,13 +511,14 @@ class SampledColumns(_Validated):
     steps: int
     noise_multiplier: float
     beyond: float = 0.0
+    records_per_unit: int = 1
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
         if not self.products or not all(0 <= product < math.inf for product in self.products):
             raise ValueError("products must be finite and not negative, and at least one")
-        if self.separation < 1 or self.steps < 1:
-            raise ValueError("separation and steps must be at least 1")
+        if self.separation < 1 or self.steps < 1 or self.records_per_unit < 1:
+            raise ValueError("separation, steps and records_per_unit must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
