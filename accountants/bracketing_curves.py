@@ -145,7 +145,23 @@ class MinimumCurve(CombinedCurve):
         """Return this curve with narrower or wider brackets, where they are adjustable."""
         return MinimumCurve(tuple(adjusted(curve, relative_width) for curve in self.curves))
 
+    def least_at(self, delta: float, ratio: float) -> tuple[float, MinimumCurve]:
+        """Return the least upper end of ε (nats) at ``delta``, and the curves within its ``ratio``.
+
+        Raises if no curve answers.
+        """
+        results = self._results(lambda curve: curve.epsilon(delta))
+        least = min(result.upper for _, result in results)
+        return least, MinimumCurve(
+            tuple(curve for curve, result in results if result.upper <= ratio * least)
+        )
+
     def _answer(self, ask: Callable[[PrivacyCurve], Bracket]) -> Bracket:
+        return reduce(Bracket.intersect, (result for _, result in self._results(ask)))
+
+    def _results(
+        self, ask: Callable[[PrivacyCurve], Bracket]
+    ) -> list[tuple[PrivacyCurve, Bracket]]:
         results, errors = [], []
         for curve in self.curves:
             try:
@@ -153,13 +169,13 @@ class MinimumCurve(CombinedCurve):
             except AccountantError as error:
                 errors.append(error)
                 continue
-            results.append(result)
+            results.append((curve, result))
             # No upper bound lies below what the run attains.
             if 0 < result.lower >= result.upper * (1 - NARROW_WIDTH):
                 break
         if not results:
             raise errors[0]
-        return reduce(Bracket.intersect, results)
+        return results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

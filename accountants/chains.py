@@ -31,6 +31,8 @@ NARROW_WIDTH = 1e-2
 _MAX_REFINED_LINKS = 8
 """Links whose narrower bounds are fast enough."""
 _MIN_DELTA = 1e-300
+_MAX_RATIO = 1.5
+"""The most by which a bound of a link is above the least, if later links use it."""
 _BISECTIONS, _MIN_DELTA_SHARE, _DELTA_RATIO = 40, 1e-30, 0.25
 """Steps and range, as a share of the first δ, of the search for a smaller δ, and the ratio of the δ
 at which the curve of neighbours is sampled."""
@@ -180,8 +182,15 @@ class ChainedCurve:
         return result
 
     def _chained(self, delta: float, most: float) -> float:
+        curve = self.neighbours
+
         def neighbours(at: float) -> float:
-            return self.neighbours.epsilon(at).upper
+            nonlocal curve
+            if not isinstance(curve, MinimumCurve):
+                return curve.epsilon(at).upper
+            # Bounds that are far above the least at one link are not computed for the next ones.
+            least, curve = curve.least_at(at, _MAX_RATIO)
+            return least
 
         return chained_epsilon(neighbours, delta, self.links, most)
 

@@ -85,8 +85,6 @@ MAX_DELTA = 0.999
 MAX_EPSILON = 1000.0
 """The largest ε (nats) that a lattice answers."""
 
-_NEIGHBOUR_ENGINES = ("allocation", "largest_bin")
-"""Engines for the neighbours of a chain that this one does not support."""
 _MAX_NARROW_STEPS, _LONG_RUN_WIDTH = 10_000_000, 0.05
 """Steps beyond which rounding prevents narrow brackets, and the relative width then."""
 _LAPLACE_WIDTH = 1e-5
@@ -171,12 +169,17 @@ class FourierAccountant:
             chains = [chain for chain in chains if not _is_superseded(chain, others)]
         if not chains:
             return self._least_of_engines(others)
-        engines = (accountant("gaussian"), self, *map(self._engine, _NEIGHBOUR_ENGINES))
+        # Imported here because most chains are of runs without correlated noise.
+        from affidavit.accountants.largest_bin import LargestBinAccountant
+
+        bins = LargestBinAccountant(lower_ends=False)
+        engines = (accountant("gaussian"), self, self._engine("allocation"), bins)
+        links = [bound for chain in chains for bound in events.alternatives(chain.event)]
         return ChainedCurve(
             above=(self._least_of_engines(others),) if others else (),
             below=(),
             neighbours=_least_upper_ends(
-                [FirstAvailableCurve(event=chain.event, engines=engines) for chain in chains]
+                [FirstAvailableCurve(event=link, engines=engines) for link in dict.fromkeys(links)]
             ),
             links=max(chain.links for chain in chains),
         )

@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.special import gammaln, log_ndtr, ndtr
@@ -71,15 +71,18 @@ THRESHOLD_SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBinAccountant:
-    """Proved brackets of balls in bins with correlated noise, and Gaussian releases beside it."""
+    """Proved brackets of balls in bins with correlated noise, and Gaussian releases beside it.
 
+    Without ``lower_ends`` these are 0.
+    """
+
+    lower_ends: bool = True
     name: str = "largest_bin"
     version: str = AFFIDAVIT_VERSION
 
     def curve(self, event: events.Event) -> PrivacyCurve:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
-        releases = leaves(event)
-        return LargestBinCurve(pair=build_pair(releases)) if releases else EMPTY_CURVE
+        return _curve(event, self.lower_ends)
 
     def curves_below(self, event: events.Event) -> tuple[PrivacyCurve, ...]:
         """Return quick curves of what ``event`` shows; none where it has no bins."""
@@ -88,11 +91,20 @@ class LargestBinAccountant:
         return ()
 
 
+@lru_cache(maxsize=4)  # links of a chain are of one event, whose tables take most of the time
+def _curve(event: events.Event, lower_ends: bool) -> PrivacyCurve:
+    releases = leaves(event)
+    if not releases:
+        return EMPTY_CURVE
+    return LargestBinCurve(pair=build_pair(releases), lower_ends=lower_ends)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LargestBinCurve:
     """Privacy curve of one run with bins."""
 
     pair: Pair
+    lower_ends: bool = True
 
     def epsilon(self, delta: float) -> Bracket:
         """Return the bracket of ε (nats) at ``delta``; raises ``ValueError`` unless 0 < δ < 1."""
@@ -134,7 +146,7 @@ class LargestBinCurve:
 
     @cached_property
     def _below(self) -> tuple[PrivacyCurve, ...]:
-        return _curves_below(self.pair)
+        return _curves_below(self.pair) if self.lower_ends else ()
 
     def _add(self, epsilon: float) -> float:
         """Return a bound on δ of the direction add, E (1 - e^ε G)_+ with G the geometric mean."""

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from affidavit import delta, epsilon
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracketing_curves import MinimumCurve
+from affidavit.accountants.chains import ChainedCurve
 from affidavit.accountants.fourier_accountant import FourierAccountant
+from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.mechanisms import lower
 from affidavit.plan import (
     events,
@@ -242,3 +247,28 @@ def test_links_of_bins_cost_no_more_where_noise_has_one_sign() -> None:
         assert isinstance(told, events.ChainOfNeighbours)
         links.append(told)
     assert links[0] == links[1]
+
+
+@dataclass
+class Counted:
+    """A Gaussian's curve that counts how often it answers."""
+
+    curve: GaussianCurve
+    answers: int = 0
+
+    def epsilon(self, delta: float) -> Bracket:
+        self.answers += 1
+        return self.curve.epsilon(delta)
+
+    def delta(self, epsilon: float) -> Bracket:
+        return self.curve.delta(epsilon)
+
+
+def test_a_bound_far_above_another_is_not_computed_for_every_link() -> None:
+    near, far = (Counted(GaussianCurve(mu=mu)) for mu in (1.0, 3.0))
+    links = [MinimumCurve(curves) for curves in ((near,), (near, far))]
+    alone, both = (
+        ChainedCurve(above=(), below=(), neighbours=one, links=4).epsilon(1e-6) for one in links
+    )
+    assert both == alone
+    assert far.answers == 1
