@@ -226,7 +226,7 @@ class ObjectKinds:
                     self.attached.add((scope, name.id))
             case ast.Call(func=ast.Attribute(value=base, attr=name)) if name in NAMES["mutators"]:
                 if not self.kinds(base) & HANDLES:
-                    self._hold(base, self._given(call))
+                    self._hold(base, self.given(call))
         if "model" in self.kinds(call.func):
             for layer in self.layers:
                 passed = self.script.passed_arguments(layer, call)
@@ -236,14 +236,15 @@ class ObjectKinds:
 
     def _pass(self, function: ast.FunctionDef | ast.Lambda, call: ast.Call) -> None:
         """Pass the arguments of a call on to a function that it may run."""
-        spec, every = function.args, self._given(call)
+        spec, every = function.args, self.given(call)
         passed = self.script.passed_arguments(function, call)
         every_arg = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
         for arg in filter(None, every_arg):
             own = frozenset().union(*(self.kinds(item) for key, item in passed if key == arg.arg))
             self.bound[arg] |= every if unpacks(call) or arg in (spec.vararg, spec.kwarg) else own
 
-    def _given(self, call: ast.Call) -> Kinds:
+    def given(self, call: ast.Call) -> Kinds:
+        """Return the kinds of the arguments of a call."""
         return frozenset().union(*(self.kinds(item) for _, item in arguments_of(call)))
 
     def _give_parameters(self) -> None:
@@ -413,13 +414,15 @@ class ObjectKinds:
 
     def _of_attribute(self, node: ast.Attribute) -> Kinds:
         base, name = self.kinds(node.value), node.attr
-        if name in ("__name__", "__class__") or (base == {"model"} and name in ("device", "dtype")):
+        if name in ("__name__", "__class__"):
             return NOTHING
         stores = self.script.stored_attributes.get(name, [])
         made = [Binding(item) for item in stores]
         own = frozenset().union(
             *(self.bound[item.node] for item in self._after_private_call(node, made))
         )
+        if base == {"model"} and name in NAMES["settings"]:
+            return own
         if base & {"model", "private", "optimizer"} and name in NAMES["gradients"]:
             return VALUE
         if base & {"private", "optimizer"} and name == "param_groups":
@@ -593,7 +596,8 @@ class ObjectKinds:
         if name in ("isinstance", "hasattr", "type", "print", "id", "callable"):
             return NOTHING
         if name == "len":
-            if "value" in taken:
+            of_shape = last_name(getattr(call.args[0], "func", call.args[0])) if call.args else ""
+            if "value" in taken and of_shape not in ("shape", "size"):
                 return VALUE
             return frozenset({"size"}) if taken & {"lot", "rows"} else NOTHING
         if name == "next":

@@ -95,7 +95,7 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
     script = values.script
     parsers = script.calls_to("ArgumentParser")
     if len(parsers) != 1 or script.module_path(parsers[0].func) != "argparse.ArgumentParser":
-        raise Unreadable(call, "the script has several parsers, or one of another library")
+        raise Unreadable(call, "the script does not make exactly one parser, of argparse")
     known = keywords_of(parsers[0]).keys() <= {*NAMES["safe_parser_arguments"]}
     if parsers[0].args or unpacks(parsers[0]) or not known:
         raise Unreadable(parsers[0], "the parser's arguments may change defaults")

@@ -68,13 +68,13 @@ def find_uses(
     questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
     values, script = kinds.values, kinds.script
     followed = not script.dynamic and is_reached(script, call)
-    reached = cache(lambda owner: is_reached(script, owner.body[0]))
+    reached = cache(lambda scope: is_reached(script, next(ast.iter_child_nodes(scope), scope)))
     for node, why in (*Uses(kinds, draws_lots=draws_lots).open_uses(), *others):
         line = getattr(node, "lineno", call.lineno)
         if (
             exclude_each_other(script, node, call)
             or is_left_out(values, node)
-            or (followed and not reached(_owner_of(script, node)))
+            or (followed and not reached(script.scope_of(node)))
             or any(line in script.harmless for line in _lines_of(script, node))
         ):
             continue
@@ -84,12 +84,6 @@ def find_uses(
             message = f"line {line}: {source_text(node)}: {why}."
             questions.setdefault(line, OpenUse(line=line, message=message))
     return tuple(questions[line] for line in sorted(questions)), faults
-
-
-def _owner_of(script: Script, node: ast.AST) -> ast.AST:
-    """Return the function, class or module whose body a node is in."""
-    owners = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
-    return next(outer for outer in script.ancestors(node) if isinstance(outer, owners))
 
 
 def _lines_of(script: Script, node: ast.AST) -> range:
@@ -125,7 +119,9 @@ class Uses:
                 case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS:
                     why = "records decide whether it fails"
                 case ast.Attribute(ctx=ast.Del()) | ast.Subscript(ctx=ast.Del()):
-                    why = self.of_deletion(node)
+                    whole = self.kinds.kinds(whole_of(node)) & (HANDLES | {"lots", "data"})
+                    changed = whole - {"holder", "criterion"}
+                    why = f"it changes the {words_of(changed)}" if changed else None
                 case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
                     why = "it may reach or change any object"
                 case (
@@ -170,7 +166,7 @@ class Uses:
     def of_call(self, call: ast.Call) -> str | None:
         """Say why a call is no understood use, if it is none."""
         passed = list(arguments_of(call))
-        taken = frozenset().union(*(self.kinds.kinds(item) for _, item in passed))
+        taken = self.kinds.given(call)
         function = call.func
         name = last_name(function) or ""
         base = self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
@@ -235,19 +231,17 @@ class Uses:
 
         It only runs for what it does, so that a function of values alone does not explain it.
         """
-        function, name = call.func, last_name(call.func) or ""
-        if isinstance(function, ast.Attribute) and (base := self.kinds.kinds(function.value)):
+        function, name, script = call.func, last_name(call.func) or "", self.script
+        base = self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
+        if base:
             known = name in (*NAMES["container_methods"], "backward") or name.endswith("_")
             changes = base <= SECRETS and find_method("data", name) is None and not known
-            return "it may write or change records" if changes else None
-        if (
-            self.script.comes_from(function, NAMES["numerical_packages"])
-            and not self.script.comes_from(function, NAMES["telling_packages"])
-            and find_function(self.script, call) is None
-        ):
-            taken = frozenset().union(*(self.kinds.kinds(i) for _, i in arguments_of(call)))
-            return "it may write or change records" if taken & SECRETS else None
-        return None
+        else:
+            told = script.comes_from(function, NAMES["telling_packages"])
+            computes = script.comes_from(function, NAMES["numerical_packages"]) and not told
+            taken = computes and self.kinds.given(call) & SECRETS
+            changes = bool(taken) and find_function(script, call) is None
+        return "it may write or change records" if changes else None
 
     def _reads_again(self, call: ast.Call, name: str) -> bool:
         """Whether a call reads a file, or a log, once the training may have written it."""
@@ -517,14 +511,6 @@ class Uses:
             return "it writes records"
         return "it changes the records" if own & SECRETS and base & {"data", "lots"} else None
 
-    def of_deletion(self, target: ast.Attribute | ast.Subscript) -> str | None:
-        """Say why deleting a part of an object may change it."""
-        changed = self.kinds.kinds(whole_of(target)) & (HANDLES | {"lots", "data"}) - {
-            "holder",
-            "criterion",
-        }
-        return f"it changes the {words_of(changed)}" if changed else None
-
     def _of_attribute_store(self, target: ast.Attribute, value: ast.expr) -> str | None:
         name, own = target.attr, self.kinds.kinds(value)
         whole = self.kinds.kinds(whole_of(target))
@@ -588,7 +574,7 @@ class Uses:
 
     def of_attribute(self, node: ast.Attribute) -> str | None:
         """Say why reading an attribute of an object is no understood use."""
-        if may_know_seed(self.values, node):
+        if may_know_seed(self.kinds, node):
             return KNOWN_SEED
         if node.attr == "fork_rng":
             return "the noise may be that of another step"
@@ -629,7 +615,7 @@ class Uses:
 
     def of_reference(self, node: ast.Name) -> str | None:
         """Ask about a function that uses private objects and is passed on."""
-        if may_know_seed(self.values, node):
+        if may_know_seed(self.kinds, node):
             return KNOWN_SEED
         if self._is_carried(node):
             return "it may be of an earlier lot"
@@ -740,17 +726,17 @@ class Uses:
         )
 
 
-def may_know_seed(values: Evaluator, node: ast.expr) -> bool:
+def may_know_seed(kinds: ObjectKinds, node: ast.expr) -> bool:
     """Whether a reference to a function that seeds generators may give a seed that others know.
 
     A seed is secret if it comes from the system's entropy, or from an option or a setting that the
     text gives no value.
     """
-    script, call = values.script, values.script.parents[node]
-    name = last_name(node) or ""
+    values, script, call = kinds.values, kinds.script, kinds.script.parents[node]
+    path, known = script.module_path(node), last_name(node) in NAMES["seeds"]
     own = isinstance(node, ast.Name) and not script.is_imported(node)
-    jax_key = name == "key" and script.module_path(node) == "jax.random.key"
-    if (name not in NAMES["seeds"] and not jax_key) or own:
+    other = ("tensorflow.random.", "jax.random.") if kinds.library is OPACUS else ()
+    if not (known or path == "jax.random.key") or own or path.startswith(other):
         return False
     engines = script.calls_to("PrivacyEngine")
     if any(values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
