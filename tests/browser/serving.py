@@ -64,6 +64,7 @@ def served(settings: Settings) -> Iterator[Site]:
     config = uvicorn.Config(
         app,
         timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=1,
         log_config=None,
         access_log=False,
         proxy_headers=False,
@@ -78,8 +79,11 @@ def served(settings: Settings) -> Iterator[Site]:
         with httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as client:
             yield Site(url, settings, client)
     finally:
+        # A browser may still have a stream or a request of an open page.
+        app.state.services.run_events.stop()
         server.should_exit = True
         thread.join(TIMEOUT_SECONDS)
+    assert not thread.is_alive()
 
 
 def settings_in(home: Path, template: Path, **changes: Any) -> Settings:

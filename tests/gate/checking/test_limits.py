@@ -22,6 +22,7 @@ from affidavit.gate.checking.formats import WRITERS
 from affidavit.gate.render import frame_excerpt
 from affidavit.plan import MalformedPlan, OutsideFolder, read_inside
 from tests.gate.checking.test_hanging_repositories import OPTION, PLAN
+from tests.support.polling import wait_until
 from tests.support.processor_time import best_of_three
 
 IN_A_BOX = True
@@ -109,8 +110,9 @@ def test_no_more_is_spent_than_the_whole_may() -> None:
 
 
 @pytest.mark.parametrize("items", [60, 1])
-def test_what_this_process_spends_on_the_results_counts_too(items: int) -> None:
-    """Of many items, and of the many results of one, which the child may have told before."""
+def test_what_this_process_spends_on_the_results_counts_too(items: int, tmp_path: Path) -> None:
+    """Of many items, but not of the many results of one, which the child has told before."""
+    told = tmp_path / "told"
 
     def work(done: frozenset[str]) -> Any:
         yield Limits(file_seconds=0.3, total_seconds=0.4)
@@ -119,9 +121,12 @@ def test_what_this_process_spends_on_the_results_counts_too(items: int) -> None:
                 yield Begun(str(item))
                 for _ in range(60 // items):
                     yield bytes(1 << (17 if items > 1 else 9))  # more than a pipe holds, or less
+        told.touch()
 
     before, got = time.process_time(), []
     for message in run_in_box(work):
+        if items == 1 and not got:
+            wait_until(told.exists)
         until = time.process_time() + 0.02
         while time.process_time() < until:
             pass
