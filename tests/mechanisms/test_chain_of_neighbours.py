@@ -251,14 +251,14 @@ def test_links_of_bins_cost_no_more_where_noise_has_one_sign() -> None:
 
 @dataclass
 class Counted:
-    """A Gaussian's curve that counts how often it answers."""
+    """Upper bounds of a Gaussian that count how often they are computed."""
 
     curve: GaussianCurve
     answers: int = 0
 
     def epsilon(self, delta: float) -> Bracket:
         self.answers += 1
-        return self.curve.epsilon(delta)
+        return Bracket(lower=0.0, upper=self.curve.epsilon(delta).upper)
 
     def delta(self, epsilon: float) -> Bracket:
         return self.curve.delta(epsilon)
