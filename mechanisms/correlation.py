@@ -90,6 +90,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     LotsApart,
     disclosed_lots,
     log_divergence,
+    longer_lots,
     lots_apart,
     nodes_of_levels,
     placed_divergence,
@@ -459,11 +460,15 @@ class Correlation:
             yield _allocated_apart(lots, joint)
         if place is None:
             if disclosed is not None and disclosed.width > 1 and apart < most:
-                shown = -(-steps // disclosed.width)
+                width, alone = disclosed.width, joint / disclosed.stretch
+                shown, at_least = -(-steps // width), math.sqrt(max(1, steps // at.turn))
+                longer = longer_lots(steps, turn=at.turn, width=width, lots=disclosed.lots)
                 yield events.RandomAllocationGaussian(
                     bins=disclosed.lots,
-                    noise_multiplier=joint / (disclosed.stretch * math.sqrt(epochs)) * _DOWN,
+                    noise_multiplier=alone / math.sqrt(epochs) * _DOWN,
+                    attained_at=None if longer is None else alone / at_least * _DOWN,
                     released=shown if shown < disclosed.lots else None,
+                    longer=longer,
                 )
             return
         if disclosed is not None and apart < most:
@@ -813,11 +818,18 @@ class Correlation:
             least = float(norms[number - 1])
             return alone(self.plan, self.index).attained_by_run(joint / least * _UP, number)
         norms = -np.sort(-norms)
-        number = _most_shown(norms, joint)
+        number, rest = _most_shown(norms, joint), steps % at.turn
+        shown, least = len(norms), float(norms[-1])
+        if number == shown == at.turn and steps > at.turn and rest:
+            number = rest  # the bins of a last, partial epoch
+        is_whole = number == at.turn
+        two_kinds = not is_whole and shown == at.turn and least > 0
         return events.RandomAllocationGaussian(
             bins=at.turn,
             noise_multiplier=joint / float(norms[number - 1]) * _UP,
-            released=number if number < at.turn else None,
+            attained_at=joint / least * _UP if two_kinds else None,
+            released=None if is_whole or two_kinds else number,
+            longer=number if two_kinds else None,
         )
 
     def _seen_along_direction(self, joint: float, shown: Array, turn: int) -> events.Leaf | None:
@@ -1058,7 +1070,9 @@ def _allocated_apart(lots: LotsApart, joint: float) -> events.Event:
     allocated = events.RandomAllocationGaussian(
         bins=lots.lots,
         noise_multiplier=joint / math.sqrt(lots.own) * _DOWN,
+        attained_at=None if lots.longer is None else joint / math.sqrt(lots.less) * _DOWN,
         released=lots.released,
+        longer=lots.longer,
     )
     if not lots.common:
         return allocated

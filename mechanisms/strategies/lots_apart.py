@@ -37,22 +37,32 @@ from affidavit.mechanisms.strategies.white_noise import (
     largest_eigenvalue,
 )
 
+_MIN_SHARE = 1e-3
+"""The least ``LotsApart.less`` over ``own``, which keeps its noise in range."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LotsApart:
     """A record in one of ``lots``, of which a run may end after ``released``.
 
     Its squared distance, in clip norms, is ``own`` in its lot, and ``common`` whichever that is.
+    If a last epoch ends early, it is ``own`` in ``longer`` of the lots, and ``less`` in others.
     """
 
     lots: int
     released: int | None
     own: float
     common: float
+    longer: int | None = None
+    less: float = 0.0
 
     def log_divergence(self, scale: float) -> float:
         """Return about log(1 + χ²) of the run; ``scale`` is 1/σ² in squared clip norms."""
-        return self.common * scale + log_divergence(self.lots, self.own * scale)
+        most = log_divergence(self.lots, self.own * scale)
+        if self.longer is None:
+            return self.common * scale + most
+        share, least = self.longer / self.lots, log_divergence(self.lots, self.less * scale)
+        return self.common * scale + share * most + (1 - share) * least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +90,7 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
     ``scale`` is 1/σ² in squared clip norms, for the choice alone. Raises ``TooLarge``.
     """
     squares, best, cost = squares_by_lag(strategy, turn), None, math.inf
+    least = _square_of_whole_epochs(strategy, turn)
     for width in (1 << power for power in range(turn.bit_length())):
         if (lots := turn // width) < 2:
             break
@@ -88,15 +99,29 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
         if (own := float(squares[0]) - common) <= 0:
             continue
         released = -(-strategy.steps // width)
+        longer = longer_lots(strategy.steps, turn=turn, width=width, lots=lots)
+        own += 4 * UNIT * float(squares[0])
         apart = LotsApart(
             lots=lots,
             released=released if released < lots else None,
-            own=own + 4 * UNIT * float(squares[0]),
+            own=own,
             common=common,
+            longer=longer,
+            less=0.0 if longer is None else min(own, max(least - common, _MIN_SHARE * own)),
         )
         if (divergence := apart.log_divergence(scale)) < cost:
             best, cost = apart, divergence
     return best
+
+
+def longer_lots(steps: int, *, turn: int, width: int, lots: int) -> int | None:
+    """Return how many of ``lots`` that are ``width`` or more apart a last, partial epoch has.
+
+    None if it may have all of them, or none, or if it is the only one.
+    """
+    whole, rest = divmod(steps, turn)
+    longer = -(-rest // width)
+    return longer if whole and 0 < longer < lots else None
 
 
 def disclosed_lots(
@@ -182,6 +207,17 @@ def squares_by_lag(strategy: Strategy, turn: int) -> Array:
             # The earlier bin's step is in a later epoch.
             result += (epochs - gap) * np.append(rows[gap][0], rows[gap - 1][:0:-1])
     return np.asarray(result * (1 + (2 * epochs + 4) * UNIT))
+
+
+def _square_of_whole_epochs(strategy: Strategy, turn: int) -> float:
+    """Return an upper bound of the square of a bin that is in whole epochs only.
+
+    In squared clip norms. Raises ``TooLarge``.
+    """
+    epochs, by_lag = strategy.steps // turn, products_by_lag(strategy)
+    same = by_lag[::turn][:epochs]
+    numbers = (epochs - np.arange(len(same))) * np.where(np.arange(len(same)) > 0, 2.0, 1.0)
+    return float(numbers @ same) * (1 + (2 * epochs + 8) * UNIT)
 
 
 def products_by_lag(strategy: Strategy) -> Array:

@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from affidavit.accountants import FourierAccountant
+from affidavit.accountants import FourierAccountant, parts
+from affidavit.accountants.random_allocation import AllocationAccountant
+from affidavit.mechanisms import lower
 from affidavit.mechanisms.correlation import _allocated_apart
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.lots_apart import (
@@ -18,7 +20,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
 from affidavit.mechanisms.strategies.tree import Tree
-from affidavit.plan import events
+from affidavit.plan import events, plan_from
 
 STEPS = 23
 HUGE = events.Gaussian(noise_multiplier=0.01)
@@ -53,6 +55,9 @@ def test_no_two_lots_have_a_larger_product(strategy: Strategy, bins: int) -> Non
         chosen = (place + bins // told.lots * np.arange(told.lots)) % bins
         part = gram[np.ix_(chosen, chosen)]
         assert np.all(part <= told.common + told.own * np.eye(told.lots) + 1e-9)
+        if told.longer is not None:
+            above = np.diagonal(part) > told.common + told.less + 1e-9
+            assert np.count_nonzero(above) <= told.longer
 
 
 @pytest.mark.parametrize(("turn", "width"), [(5, 1), (5, 2), (8, 2), (8, 4), (23, 4), (30, 8)])
@@ -98,3 +103,30 @@ def test_the_releases_cost_no_less_than_the_bins_that_they_stand_for(
         shown = np.maximum(0, -np.expm1(epsilon - loss_of_order))
         error = 5 * float(shown.std()) / math.sqrt(len(shown)) + 1e-6
         assert float(shown.mean()) - error <= bound
+
+
+def test_what_bins_of_two_kinds_show_is_no_more_than_the_run() -> None:
+    plan = plan_from(
+        {
+            "version": 1,
+            "adjacency": "zero_out",
+            "dataset": {"size": 8, "unit": "user", "contributions_per_user": 2},
+            "sampling": {"scheme": "balls_in_bins", "lot_size": 2},
+            "steps": 9,
+            "noise": {"kind": "bidiagonal", "lambda": 0.5},
+            "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 2.0}],
+            "target": {"delta": 1e-3},
+        }
+    )
+    shown = events.alternatives(lower(plan).attained())
+    (event,) = (e for bound in shown for e, _ in parts(bound) if getattr(e, "longer", None))
+    assert event.longer == 1
+    epsilon, draws = 0.5, np.random.default_rng(6)
+    least = AllocationAccountant().curve(event).delta(epsilon).lower
+    added = means(Bidiagonal.of(0.5, 9), 4).T / 2.0
+    outputs = draws.standard_normal((40_000, 9)) + added[draws.integers(4, size=40_000)]
+    losses = np.log(np.exp(outputs @ added.T - (added**2).sum(axis=1) / 2).mean(axis=1))
+    paid = np.maximum(0, -np.expm1(epsilon - losses))
+    error = 5 * float(paid.std()) / math.sqrt(len(paid))
+    assert float(paid.mean()) + error >= least
+    assert least >= 0.1 * float(paid.mean())
