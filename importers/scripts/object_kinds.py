@@ -596,8 +596,7 @@ class ObjectKinds:
         if name in ("isinstance", "hasattr", "type", "print", "id", "callable"):
             return NOTHING
         if name == "len":
-            of_shape = last_name(getattr(call.args[0], "func", call.args[0])) if call.args else ""
-            if "value" in taken and of_shape not in ("shape", "size"):
+            if "value" in taken:
                 return VALUE
             return frozenset({"size"}) if taken & {"lot", "rows"} else NOTHING
         if name == "next":

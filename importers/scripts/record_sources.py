@@ -96,9 +96,11 @@ class RecordSources:
         """Whether an argument of what makes the data may itself be data: no option or path."""
         match node:
             case ast.Name():
-                made = (self._value_at(item.node) for item in self.script.bindings_of(node))
-                makers = [getattr(value, "func", node) for value in made]
-                parsed = any("parse" in (last_name(maker) or "") for maker in makers)
+                made = [self._value_at(item.node) for item in self.script.bindings_of(node)]
+                makers = [
+                    getattr(value, "func", node) for value in (*made, self.values.origin_of(node))
+                ]
+                parsed = any(last_name(maker) in NAMES["option_parsers"] for maker in makers)
                 return not (parsed or self.values.known_value(node))
             case ast.Call(func=function, args=args):
                 parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]

@@ -172,6 +172,8 @@ class Script:
                 statement = self.parents[node]
                 package = package_of(getattr(statement, "module", None) or "")
                 return package not in KNOWN_PACKAGES or self.parents[statement] is not self.tree
+            case ast.alias(name=name):
+                return name in NAMES["dynamic_functions"]
         return False
 
     def _is_own(self, name: ast.Name) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, cached_property
 
 from affidavit.importers.libraries import FAULTS, OPACUS
 from affidavit.importers.names import NAMES
@@ -187,7 +187,7 @@ class Uses:
         if self._is_given_folder(call, name):
             return "it is given the files of the records"
         writes = name in NAMES["writers"] or (name == "print" and "file" in keywords_of(call))
-        if writes and taken & SECRETS:
+        if (writes and taken & SECRETS) or (name in NAMES["pictures"] and self._drawn & SECRETS):
             return "it writes what is of records"
         if self._reads_again(call, name):
             return "it may read what the training wrote"
@@ -224,7 +224,8 @@ class Uses:
             return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, name, passed)
-        return self._of_function(call, passed, taken) if taken else None
+        text = isinstance(getattr(function, "value", None), ast.Constant)  # "...".format(...)
+        return self._of_function(call, passed, taken) if taken and not text else None
 
     def of_effect(self, call: ast.Call) -> str | None:
         """Say why a call whose result is not used may write or change records.
@@ -453,19 +454,14 @@ class Uses:
         ):
             return None
         if taken <= SECRETS and script.comes_from(call.func, NAMES["numerical_packages"]):
-            drawn = script.comes_from(call.func, ("matplotlib",))
-            if drawn and (name not in NAMES["curves"] or self._is_made_of_records(call)):
-                return "it draws what is of records"
             return given if name in NAMES["savers"] else None
         return given
 
-    def _is_made_of_records(self, call: ast.Call) -> bool:
-        """Whether records, and not only what a model makes of them, stand in an argument."""
-        parts = [part for _, item in arguments_of(call) for part in ast.walk(item)
-                 if isinstance(part, ast.expr)]  # fmt: skip
-        made = [part for item in filter(None, map(self.values.origin_of, parts))
-                for part in ast.walk(item) if isinstance(part, ast.expr)]  # fmt: skip
-        return any(self.kinds.kinds(i) & {"data", "lots", "lot", "rows"} for i in (*parts, *made))
+    @cached_property
+    def _drawn(self) -> Kinds:
+        """The kinds of what matplotlib draws."""
+        calls = (i for i in self.script.calls if self.script.comes_from(i.func, ("matplotlib",)))
+        return frozenset().union(*map(self.kinds.given, calls))
 
     def of_lot(self, node: ast.Subscript) -> str | None:
         """Say why a lot that a loop takes from the records may be that of another step."""
