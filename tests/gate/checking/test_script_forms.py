@@ -35,6 +35,12 @@ FORMS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         {},
     ),
     "a parser": (PARSER + "o = ", "args.sigma", "", {}),
+    "a parser that a function makes": (
+        "import argparse\ndef make():\n    p = argparse.ArgumentParser()\n"
+        "    p.add_argument('--sigma', type=float, default=4.0)\n    return p\n"
+        "parser = make()\nargs = parser.parse_args()\no = ", "args.sigma", "", {},
+    ),
+    "a name that a notebook sets twice": ("S = 4.0\nS = 4.0\no = ", "S", "", {}),
     "an item that a package has too": (
         LOADER.replace("c.yaml", "o.yaml") + "import torch\ntorch.optim.SGD(p)\no = ",
         "load()['optim']['sigma']", "", {"o.yaml": YAML.replace("dp", "optim")},
@@ -278,6 +284,9 @@ SETTINGS = "dp = {'l2_norm_clip': 1.0, 'noise_multiplier': 4.0}\n"
         ("dp = dict(noise_multiplier=4.0) if fast() else {'noise_multiplier': 0.1}\n", None),
         (SETTINGS + "dp['noise_multiplier'] = 0.1\n", None),
         (SETTINGS + "change(dp)\n", None),
+        (SETTINGS + "dp.update({'learning_rate': 0.1})\n", 4.0),
+        (SETTINGS + "dp.update({'noise_multiplier': 0.1})\n", None),
+        (SETTINGS + "dp.update({}, noise_multiplier=0.1)\n", None),
         (SETTINGS + "dp |= other\n", None),
         (SETTINGS + "from other import *\n", None),
         ("if fast():\n    " + SETTINGS, None),

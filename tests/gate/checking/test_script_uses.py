@@ -110,6 +110,23 @@ HARMLESS = {
     "weights of classes in a sum": {
         "before": "measure = nn.CrossEntropyLoss(torch.tensor([1.0] * 9 + [3.5]), reduction='sum')"
     },
+    "a function of its own by the name of a builtin": {
+        "top": "def eval(net):\n    return net.eval()",
+        "end": "eval(net)",
+    },
+    "a curve that is shown, and a saved one of numbers that are public": {
+        "end": "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.savefig('x.png')"
+    },
+    "an accuracy on all records": {
+        "end": "print((net(images.data).argmax(dim=1) == images.targets).float().mean())"
+    },
+    "a fixed part of a public set": {
+        "before": "others = DataLoader(torch.utils.data.Subset(held_out, list(range(900))))",
+        "turn": COUNTED.format("others") + CHOSEN,
+    },
+    "a seed of a generator that draws no noise": {
+        "before": "import tensorflow as tf\ntf.random.set_seed(0)"
+    },
     "weights of answers": {"before": "measure = nn.BCEWithLogitsLoss(pos_weight=torch.ones(1))"},
 }
 
@@ -175,6 +192,14 @@ OPEN = {
     "another thread": {
         "after": "import threading\ndef more():\n    for image, label in digits:\n"
         "        opt.step()\nthreading.Thread(target=more).start()"
+    },
+    "text that runs by another name": {
+        "top": "import builtins\ndef eval(text):\n    return builtins.eval(text)",
+        "after": "eval('opt.step()')",
+    },
+    "a picture of a record": {
+        "end": "import matplotlib.pyplot as plt\nfor row in images.data:\n    plt.plot(row)\n"
+        "plt.gcf().savefig('x.png')"
     },
     "text that runs": {"after": "exec(open('more.py').read())"},
     "a namespace": {"after": "globals()['digits'] = DataLoader(images, batch_size=LOT)"},
@@ -277,6 +302,10 @@ class Own(tf.keras.Model):
         ("class Swap(tf.keras.callbacks.Callback):\n    def on_epoch_begin(self, epoch, logs):\n"
          "        self.model.optimizer = tf.keras.optimizers.SGD()\n", True),
         (OWN_STEP, True),
+        ("if FLAGS:\n    loss = tf.keras.losses.Huber()\n"
+         "net.compile(optimizer=opt, loss=loss)\n", False),
+        ("if FLAGS:\n    loss = lambda a, b: tf.reduce_max(a - b)\n"
+         "net.compile(optimizer=opt, loss=loss)\n", True),
         ("import shutil\nshutil.copy('~/.keras/datasets/mnist.npz', 'x.npz')\n", True),
     ],
 )  # fmt: skip
