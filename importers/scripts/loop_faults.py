@@ -177,14 +177,11 @@ def _is_applied(script: Script, layer: ast.Call) -> bool:
 def find_skipped_lots(values: Evaluator) -> ast.AST | None:
     """Find a GradScaler, which skips the step where a gradient overflows, or an error that does."""
     for call in values.script.calls:
-        named = (
-            keywords_of(call) if (last_name(call.func) or "").endswith(NAMES["trainers"]) else {}
-        )
+        name, named = last_name(call.func) or "", keywords_of(call)
         set_to = (values.known_value(named.get(key)) for key in NAMES["precision_arguments"])
-        if any(str(value) in NAMES["half_precision"] for value in set_to):
-            return call
-    for call in values.script.calls_to("GradScaler"):
-        if values.known_value(keywords_of(call).get("enabled")) is not False:
+        halves = any(str(value) in NAMES["half_precision"] for value in set_to)
+        scales = name == "GradScaler" and values.known_value(named.get("enabled")) is not False
+        if scales or (halves and name.endswith(NAMES["trainers"])):
             return call
     for step in optimizer_steps(values):
         for outer in _conditions_around(values, step, innermost_loop(values.script, step)):

@@ -34,11 +34,6 @@ STATE_NOISE_REMEDY = (
 )
 
 
-def _leaves(statement: ast.AST) -> bool:
-    call = getattr(statement, "value", None)
-    return isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit", "quit")
-
-
 class OpacusPlanReader(ScriptPlanReader):
     """Read the plan fields of a script that calls Opacus."""
 
@@ -182,9 +177,10 @@ class OpacusPlanReader(ScriptPlanReader):
         inner: ast.AST = self.call
         for outer in self.script.ancestors(self.call):
             if isinstance(outer, ast.Try) and inner in outer.body:
-                last = [handler.body[-1] for handler in outer.handlers]
-                if not all(isinstance(end, ast.Raise) or _leaves(end) for end in last):
-                    return True
+                for end in (handler.body[-1] for handler in outer.handlers):
+                    called = last_name(getattr(getattr(end, "value", None), "func", end))
+                    if not (isinstance(end, ast.Raise) or called in ("exit", "_exit", "quit")):
+                        return True
             inner = outer
         return False
 

@@ -51,6 +51,7 @@ def count_passes(values: Evaluator) -> Passes:
 def find_resumed_run(values: Evaluator) -> ast.AST | None:
     """Find what resumes an earlier run, whose steps count too."""
     for node in values.script.nodes:
+        counts = False
         match node:
             case ast.Attribute(attr="load_checkpoint" | "load_state"):
                 counts = True
@@ -60,8 +61,6 @@ def find_resumed_run(values: Evaluator) -> ast.AST | None:
             case ast.keyword(arg="resume_from_checkpoint" | "ckpt_path", value=value):
                 call = getattr(values.script.parents[node], "func", node)
                 counts = last_name(call) in ("fit", "train") and bool(values.known_value(value))
-            case _:
-                counts = False
         if counts and not is_left_out(values, node):
             return node
     return None
@@ -207,7 +206,10 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
         case ast.Call(func=function, args=[first, *rest]) if (
             last_name(function) in COUNTED_ITERABLES
         ):
-            _require_own_name(values, function)
+            root, builtin = root_of(function), last_name(function) in ("range", "enumerate")
+            places = values.script.places_of(root) if isinstance(root, ast.Name) else [root]
+            if any(builtin or not isinstance(place, ast.alias) for place in places):
+                raise Unreadable(function, f"{source_text(function)} may not be what its name says")
             if last_name(function) in ("range", "trange"):
                 return _range_length(values, iterable, [first, *rest])
             return _iterations(values, first)
@@ -242,14 +244,6 @@ def _is_only_read(values: Evaluator, name: ast.Name | ast.Attribute) -> bool:
             case _:
                 return False
     return isinstance(name, ast.Name)
-
-
-def _require_own_name(values: Evaluator, function: ast.expr) -> None:
-    """Raise ``Unreadable`` if ``tqdm`` or ``range`` may not be what the name says."""
-    root, own = root_of(function), last_name(function) in ("range", "enumerate")
-    bindings = values.script.bindings_of(root) if isinstance(root, ast.Name) else [None]
-    if any(own or not isinstance(getattr(item, "node", None), ast.alias) for item in bindings):
-        raise Unreadable(function, f"{source_text(function)} may not be what its name says")
 
 
 def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:
