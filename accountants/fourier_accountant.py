@@ -174,15 +174,15 @@ class FourierAccountant:
 
         bins = LargestBinAccountant(lower_ends=False)
         engines = (accountant("gaussian"), self, self._engine("allocation"), bins)
-        links = [bound for chain in chains for bound in events.alternatives(chain.event)]
-        return ChainedCurve(
-            above=(self._least_of_engines(others),) if others else (),
-            below=(),
-            neighbours=_least_upper_ends(
-                [FirstAvailableCurve(event=link, engines=engines) for link in dict.fromkeys(links)]
-            ),
-            links=max(chain.links for chain in chains),
-        )
+        above: tuple[PrivacyCurve, ...] = (self._least_of_engines(others),) if others else ()
+        for number in sorted({chain.links for chain in chains}):
+            events_of_links = dict.fromkeys(
+                bound for chain in chains if chain.links == number for bound in _bounds_alone(chain)
+            )
+            links = [FirstAvailableCurve(event=one, engines=engines) for one in events_of_links]
+            curve = _least_upper_ends(links)
+            above = (ChainedCurve(above=above, below=(), neighbours=curve, links=number),)
+        return above[0]
 
     def _engine(self, name: str) -> Accountant:
         return provable_alone(accountant(name)) if self.provable else accountant(name)
@@ -306,6 +306,14 @@ def _has_statement(bound: events.Event) -> bool:
     return isinstance(bound, events.ChainOfNeighbours) or not any(
         isinstance(leaf, events.ReplacedAllocationGaussian) for leaf, _ in leaves(bound)
     )
+
+
+def _bounds_alone(chain: events.ChainOfNeighbours) -> tuple[events.Event, ...]:
+    """Return the bounds of a link, or all of them as one event if some need others beside them."""
+    bounds = events.alternatives(chain.event)
+    if any(has_columns(bound) or run_curve(bound) is not None for bound in bounds):
+        return (chain.event,)
+    return bounds
 
 
 def _is_superseded(chain: events.ChainOfNeighbours, others: Sequence[events.Event]) -> bool:

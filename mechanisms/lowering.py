@@ -79,11 +79,7 @@ class Lowered:
             return direct
         if self._attains_event(phases, joints, steps):
             return direct
-        ran = [
-            replace(phase, steps=own.steps)
-            for phase, own in zip(one.phases, self.phases, strict=True)
-        ]
-        links = tuple(phase.event(joint, steps) for phase, joint in zip(ran, joints, strict=True))
+        ran, links = self._links(one, joints, steps)
         if all(map(events.is_unsampled, links)):
             return direct
         is_user_level = self.plan.dataset.records_per_unit > 1
@@ -93,15 +89,41 @@ class Lowered:
             phase.in_known_lots(joint, steps) or link
             for phase, joint, link in zip(ran, joints, links, strict=True)
         )
-        chains = (
-            events.ChainOfNeighbours(
-                event=one.extra.compose_with(tuple(map(_without_replaced, bounds))),
-                links=int(distance_of(self.plan) / distance_of(one.plan)),
-            )
-            for bounds in dict.fromkeys((links, known))
-        )
+        chains = [self._chain(one, bounds) for bounds in dict.fromkeys((links, known))]
+        if (user := self._missing_user_run) is not None:
+            _, links = self._links(user, joints, steps)
+            chains.append(self._chain(user, links))
         in_bins = map(self.extra.compose_with, replaced)
         return events.EitherBound(events=(*events.alternatives(direct), *in_bins, *chains))
+
+    def _links(
+        self, other: Lowered, joints: list[float], steps: int | None
+    ) -> tuple[list[LoweredPhase], tuple[events.Event, ...]]:
+        """Return the phases of ``other`` with the steps of this run, and what they cost."""
+        ran = [
+            replace(phase, steps=own.steps)
+            for phase, own in zip(other.phases, self.phases, strict=True)
+        ]
+        return ran, tuple(
+            phase.event(joint, steps) for phase, joint in zip(ran, joints, strict=True)
+        )
+
+    def _chain(self, one: Lowered, links: tuple[events.Event, ...]) -> events.ChainOfNeighbours:
+        """Return the chain of data sets that differ as those of ``one`` do, by its phases."""
+        return events.ChainOfNeighbours(
+            event=one.extra.compose_with(tuple(map(_without_replaced, links))),
+            links=int(distance_of(self.plan) / distance_of(one.plan)),
+        )
+
+    @property
+    def _missing_user_run(self) -> Lowered | None:
+        """The run for data sets of which one lacks a user, where it has bounds of its own."""
+        plan = self.plan
+        if plan.adjacency != "replace_one" or plan.dataset.records_per_unit == 1:
+            return None
+        if any(phase.scheme != "b_min_sep" for phase in self.phases):
+            return None
+        return _run_with(plan, adjacency="zero_out")
 
     def _attains_event(
         self, phases: tuple[events.Event, ...], joints: list[float], steps: int | None
@@ -218,7 +240,6 @@ def _replaced(bound: events.Event) -> events.Event | None:
             return None
 
 
-@lru_cache(maxsize=64)
 def _single_record_run(plan: Plan) -> Lowered | None:
     adjacency, is_replaced = plan.adjacency, plan.adjacency == "replace_one"
     if is_replaced and not all(phase.sampling.scheme in FIXED_ORDER for phase in plan.phases):
@@ -226,9 +247,16 @@ def _single_record_run(plan: Plan) -> Lowered | None:
         adjacency = "zero_out"
     elif is_replaced and plan.dataset.records_per_unit == 1:
         return None  # samples of an order have bounds of a replaced record
-    document = with_fields(as_document(plan), adjacency=adjacency, unit="example")
-    for field in ("contributions_per_user", "users_per_record"):
-        document["dataset"].pop(field, None)
+    return _run_with(plan, adjacency=adjacency, unit="example")
+
+
+@lru_cache(maxsize=64)
+def _run_with(plan: Plan, **fields: str) -> Lowered | None:
+    """Return the run of ``plan`` with other ``fields``, or None if it is not certified."""
+    document = with_fields(as_document(plan), **fields)
+    if "unit" in fields:
+        for field in ("contributions_per_user", "users_per_record"):
+            document["dataset"].pop(field, None)
     try:
         return lower(plan_from(document))
     except (MalformedPlan, RefusedPlan):

@@ -17,6 +17,7 @@ from flint import arb
 from numpy.typing import NDArray
 
 from affidavit import delta, epsilon, noise_multiplier
+from affidavit.accountants.chains import chained_epsilon
 from affidavit.accountants.column_moments import (
     BoundedByOrder,
     MomentCurve,
@@ -481,6 +482,30 @@ def test_a_replaced_record_and_a_user_cost_no_more_than_a_chain_of_records(
     assert first.lower <= whole.lower < whole
     if links == 3:
         assert links * first < whole  # every link has less of δ
+
+
+def test_a_chain_costs_what_its_links_do_one_after_the_other() -> None:
+    users = {"size": 41_832, "unit": "user", "contributions_per_user": 3}
+    sampling = SEPARATED | {"lot_size": 1814, "separation": 22}
+    noise, releases = (
+        {"kind": "bisr", "bands": 2},
+        [{"name": "all", "clip_norm": 1, "noise_multiplier": 12.0}],
+    )
+    run = {"dataset": users, "sampling": sampling, "steps": 110, "noise": noise}
+    run |= {"releases": releases, "target": {"delta": 1e-5}}
+    replaced = lower(plan_from(plan(adjacency="replace_one", **run))).event()
+    chains = [
+        bound
+        for bound in events.alternatives(replaced)
+        if isinstance(bound, events.ChainOfNeighbours)
+    ]
+    assert [chain.links for chain in chains] == [6, 2]
+    engine, (_, chain) = FourierAccountant(), chains
+    link = engine.curve(chain.event)
+    own = chained_epsilon(lambda at: link.epsilon(at).upper, 1e-5, chain.links)
+    told = events.Gaussian(noise_multiplier=0.01)
+    bound = engine.curve(events.EitherBound(events=(told, chain)))
+    assert bound.epsilon(1e-5).upper == pytest.approx(own)
 
 
 @pytest.mark.parametrize("lot", [300, 299])
