@@ -315,6 +315,13 @@ class Correlation:
         is_separated = self._phase.sampling.separation is not None
         return sampler.fresh or (is_separated and sampler.step is not None)
 
+    @property
+    def _waits_at_random(self) -> bool:
+        """Whether a record under ``b_min_sep`` is not drawn as soon as it may be."""
+        if self._phase.sampling.separation is None:
+            return False
+        return schedule.highest_probability(self.plan, self._phase) < 1
+
     def _independent(self, at: CorrelatedRun) -> tuple[Sampled, Sensitivity] | None:
         """Return the sampler for independent noise and the entry of C, if C is a multiple of I."""
         sampler, scheme = self._sampler, SCHEMES[self._phase.sampling.scheme]
@@ -896,10 +903,11 @@ class Correlation:
         sampler, phase = self._sampler, self._phase
         try:
             self._require_values_per_step(steps)
-            # A strategy for fresh lots is optimised for one participation.
+            # A strategy for fresh lots is optimised for one participation, whatever the unit: links
+            # of a chain and groups of records are bounded for the run of another unit.
             optimised_for = (
                 Participation.single()
-                if sampler.fresh
+                if sampler.fresh or self._waits_at_random
                 else optimised_participation(self.plan, self.index, steps)
             )
             period = sampler.turn if sampler.strategies_restart else None

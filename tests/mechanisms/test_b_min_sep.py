@@ -658,3 +658,27 @@ def test_noise_of_steps_that_are_told_is_inside_the_noise_of_the_run(
         shared = np.sqrt(np.abs(columns.T @ columns).sum(axis=1))
         assert np.linalg.norm(columns / shared, 2) <= 1 + 1e-12
         assert np.all(np.sort(shared)[::-1] <= np.sort(norms)[::-1] * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("noise", [{"kind": "blt", "buffers": 2}, {"kind": "dense"}])
+def test_the_noise_of_a_run_is_that_of_its_links_and_groups(noise: dict[str, Any]) -> None:
+    document: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "zero_out",
+        "dataset": {"size": 100, "unit": "user", "contributions_per_user": 3},
+        "sampling": {"scheme": "b_min_sep", "lot_size": 5, "separation": 4},
+        "steps": 12,
+        "noise": noise,
+        "releases": [{"name": "all", "clip_norm": 1.0, "noise_multiplier": 8.0}],
+        "target": {"delta": 1e-5},
+    }
+    users = lower(plan_from(document))
+    link = users.single_record_run
+    assert link is not None
+    larger = {**document, "dataset": {**document["dataset"], "contributions_per_user": 7}}
+    first, *others = (
+        run.phases[0].correlation.at(12).strategy.strategy_matrix().tolist()
+        for run in (users, link, lower(plan_from(larger)))
+        if run.phases[0].correlation is not None
+    )
+    assert others == [first, first]
