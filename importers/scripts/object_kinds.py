@@ -226,7 +226,7 @@ class ObjectKinds:
                     self.attached.add((scope, name.id))
             case ast.Call(func=ast.Attribute(value=base, attr=name)) if name in NAMES["mutators"]:
                 if not self.kinds(base) & HANDLES:
-                    self._hold(base, self.given(call))
+                    self._hold(base, self.of_arguments(call))
         if "model" in self.kinds(call.func):
             for layer in self.layers:
                 passed = self.script.passed_arguments(layer, call)
@@ -236,14 +236,14 @@ class ObjectKinds:
 
     def _pass(self, function: ast.FunctionDef | ast.Lambda, call: ast.Call) -> None:
         """Pass the arguments of a call on to a function that it may run."""
-        spec, every = function.args, self.given(call)
+        spec, every = function.args, self.of_arguments(call)
         passed = self.script.passed_arguments(function, call)
         every_arg = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
         for arg in filter(None, every_arg):
             own = frozenset().union(*(self.kinds(item) for key, item in passed if key == arg.arg))
             self.bound[arg] |= every if unpacks(call) or arg in (spec.vararg, spec.kwarg) else own
 
-    def given(self, call: ast.Call) -> Kinds:
+    def of_arguments(self, call: ast.Call) -> Kinds:
         """Return the kinds of the arguments of a call."""
         return frozenset().union(*(self.kinds(item) for _, item in arguments_of(call)))
 

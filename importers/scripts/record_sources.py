@@ -96,12 +96,10 @@ class RecordSources:
         """Whether an argument of what makes the data may itself be data: no option or path."""
         match node:
             case ast.Name():
-                made = [self._value_at(item.node) for item in self.script.bindings_of(node)]
-                makers = [
-                    getattr(value, "func", node) for value in (*made, self.values.origin_of(node))
-                ]
-                parsed = any(last_name(maker) in NAMES["option_parsers"] for maker in makers)
-                return not (parsed or self.values.known_value(node))
+                made = [self._value_at(place) for place in self.script.places_of(node)]
+                made.append(self.values.origin_of(node))
+                names = {last_name(getattr(value, "func", node)) for value in made}
+                return not (names & {*NAMES["option_parsers"]} or self.values.known_value(node))
             case ast.Call(func=function, args=args):
                 parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
                 imported = self.script.comes_from(function, ("os", "pathlib"))

@@ -166,7 +166,7 @@ class Uses:
     def of_call(self, call: ast.Call) -> str | None:
         """Say why a call is no understood use, if it is none."""
         passed = list(arguments_of(call))
-        taken = self.kinds.given(call)
+        taken = self.kinds.of_arguments(call)
         function = call.func
         name = last_name(function) or ""
         base = self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
@@ -238,9 +238,9 @@ class Uses:
             known = name in (*NAMES["container_methods"], "backward") or name.endswith("_")
             changes = base <= SECRETS and find_method("data", name) is None and not known
         else:
-            told = script.comes_from(function, NAMES["telling_packages"])
-            computes = script.comes_from(function, NAMES["numerical_packages"]) and not told
-            taken = computes and self.kinds.given(call) & SECRETS
+            only_tells = script.comes_from(function, NAMES["telling_packages"])
+            computes = script.comes_from(function, NAMES["numerical_packages"]) and not only_tells
+            taken = computes and self.kinds.of_arguments(call) & SECRETS
             changes = bool(taken) and find_function(script, call) is None
         return "it may write or change records" if changes else None
 
@@ -435,12 +435,12 @@ class Uses:
         self, call: ast.Call, passed: list[tuple[int | str, ast.expr]], taken: Kinds
     ) -> str | None:
         name, script = last_name(call.func) or "", self.script
-        given, root = f"it is given the {words_of(taken)}", root_of(call.func)
+        reason, root = f"it is given the {words_of(taken)}", root_of(call.func)
         places = script.places_of(root)
         if not places and isinstance(root, ast.Name):
             # A builtin, or an error when it runs, unless a star import binds it.
             known = name in NAMES["reading_builtins"] or "*" not in script.imported
-            return None if known else given
+            return None if known else reason
         iterates = name in NAMES["iterators"] and script.comes_from(
             call.func, ("tqdm", "rich", "itertools")
         )
@@ -454,14 +454,14 @@ class Uses:
         ):
             return None
         if taken <= SECRETS and script.comes_from(call.func, NAMES["numerical_packages"]):
-            return given if name in NAMES["savers"] else None
-        return given
+            return reason if name in NAMES["savers"] else None
+        return reason
 
     @cached_property
     def _drawn(self) -> Kinds:
         """The kinds of what matplotlib draws."""
         calls = (i for i in self.script.calls if self.script.comes_from(i.func, ("matplotlib",)))
-        return frozenset().union(*map(self.kinds.given, calls))
+        return frozenset().union(*map(self.kinds.of_arguments, calls))
 
     def of_lot(self, node: ast.Subscript) -> str | None:
         """Say why a lot that a loop takes from the records may be that of another step."""
