@@ -55,10 +55,15 @@ def with_leaves(value: Any, arrays: Iterator[Any]) -> Any:
     return type(value)(array)
 
 
+def local_part(tensor: Any) -> Any:
+    """Return this process's part of a sharded tensor, and any other as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def array_of(value: Any) -> Any:
     """Return a copy of a tensor, array or number as an array; bfloat16 becomes float32."""
     if hasattr(value, "detach"):
-        item = value.detach().cpu()
+        item = local_part(value.detach()).cpu()
         return (item.float() if str(item.dtype) == "torch.bfloat16" else item).numpy().copy()
     Traced.refuse([value])
     if "bfloat16" in str(getattr(value, "dtype", "")):

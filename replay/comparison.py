@@ -304,11 +304,17 @@ def _parameters_finding(
 
 
 def unstable_keys(first: Record, control: Record) -> set[str]:
-    """Return what differs between two runs on the same data: state, files and printed lines."""
+    """Return the state that differs between two runs on the same data."""
     keys: set[str] = set()
     for one, other in zip(releases_of(first), releases_of(control), strict=False):
         keys |= set(_differing(one["state"], other["state"], set()))
     return keys | set(_differing(first["state"], control["state"], set()))
+
+
+def unstable_files(first: Record, control: Record) -> list[str]:
+    """Return the files, other than logs, that differ between two runs on the same data."""
+    names = _differing(first["files"], control["files"], set())
+    return sorted(name for name in names if not any(part in name for part in LOGS))
 
 
 def _differing(one: dict[str, str], other: dict[str, str], unstable: set[str]) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from affidavit.replay.lines import LineTrace
+from affidavit.replay.recorder import Recorder
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """Numbers of Landlock's system calls, the same on all architectures."""
@@ -28,15 +28,15 @@ CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.
 WATCHED = frozenset(("open", "socket.connect", *CHANGES))
 
 
-def confine_writes(
-    lines: LineTrace, written: dict[str, str | None], folder: Path, out: Path
-) -> None:
-    """Allow changes only below ``folder`` and ``out``, and note in ``written`` who writes what.
+def confine_writes(recorder: Recorder, written: dict[str, str | None]) -> None:
+    """Allow changes only in the two folders of a run, and note in ``written`` who writes what.
 
-    ``written`` maps each file, relative to ``folder``, to the line that first opens it to write;
-    a refused one has the name ``outside: PATH``.
+    ``written`` maps each file, relative to the job's folder, to the line that first opens it to
+    write; a refused one has the name ``outside: PATH``. A run that stops has these folders, and
+    those of the runs that continue it, in one folder, which the kernel allows.
     """
-    allowed = (f"{folder}/", f"{out}/", "/dev/", "/proc/")
+    lines, folder = recorder.lines, Path(recorder.job.folder).resolve()
+    prefix = f"{folder}/"
 
     def refuse(path: str, why: str) -> None:
         written.setdefault(f"outside: {path}", lines.current())
@@ -59,13 +59,14 @@ def confine_writes(
         full = os.path.realpath(os.fsdecode(path))
         if "__pycache__" in full:
             return
-        if not f"{full}/".startswith(allowed):
+        if not f"{full}/".startswith((prefix, f"{recorder.out}/", "/dev/", "/proc/")):
             refuse(os.fsdecode(path), "writes only below its working folder")
-        if is_open and full.startswith(allowed[0]):
-            written.setdefault(full.removeprefix(allowed[0]), lines.current())
+        if is_open and full.startswith(prefix):
+            written.setdefault(full.removeprefix(prefix), lines.current())
 
     sys.addaudithook(hook)
-    _confine_in_kernel((folder, out, Path("/dev")))
+    own = (folder, recorder.out) if recorder.job.pause is None else (folder.parent,)
+    _confine_in_kernel((*own, Path("/dev")))
 
 
 def _writes(mode: Any, flags: Any) -> bool:

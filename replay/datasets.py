@@ -42,7 +42,7 @@ class Records:
     """Numbers data sets, changes or masks the neighbour's record, and records lots."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._neighbour = recorder, recorder.job.neighbour
+        self._recorder = recorder
         self._datasets: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._in_init: set[int] = set()
@@ -56,6 +56,16 @@ class Records:
         at = self._neighbour
         if at is not None and at.variables and at.kind != "removed":
             self._change_variables(at)
+
+    @property
+    def _neighbour(self) -> Neighbour | None:
+        return self._recorder.job.neighbour
+
+    def _stop_before(self, *, dataset: int | None = None, source: int | None = None) -> None:
+        """Let the run stop if it is to stop before this data set or loaded array."""
+        pause = self._recorder.job.pause
+        if pause is not None and (dataset in pause.datasets or source in pause.sources):
+            self._recorder.stop()
 
     def install(self) -> None:
         """Note PyTorch's data sets, loaders and lots from now on."""
@@ -266,6 +276,7 @@ class Records:
     def _made(self, dataset: Any) -> None:
         self._numbers[id(dataset)] = number = len(self._datasets)
         self._datasets.append(dataset)
+        self._stop_before(dataset=number)
         at = self._neighbour
         if at is None or number not in (at.dataset, *at.copies) or at.kind == "removed":
             return
@@ -476,6 +487,7 @@ class Records:
             value = original(*args, **kwargs)
             arrays = list(arrays_in(value))
             if arrays:
+                self._stop_before(source=len(self._sources))
                 at = self._neighbour
                 if at is not None and len(self._sources) in at.sources and at.kind != "removed":
                     for column, item in enumerate(arrays):

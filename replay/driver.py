@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -37,14 +37,21 @@ from affidavit.replay.comparison import (
     lots_before_releases,
     noise_findings,
     releases_of,
+    unstable_files,
     unstable_keys,
 )
 from affidavit.replay.datasets import NotChanged
 from affidavit.replay.errors import ReplayRefused
 from affidavit.replay.lines import LINE_BITS
 from affidavit.replay.plan_comparison import execution_of, plan_findings
-from affidavit.replay.program import Program, copy_folder, digest_files, parse_command
-from affidavit.replay.settings import KINDS, Job, Kind, Neighbour, Watch
+from affidavit.replay.program import (
+    COPIED_BYTES,
+    Program,
+    copy_folder,
+    digest_files,
+    parse_command,
+)
+from affidavit.replay.settings import KINDS, Job, Kind, Neighbour, Pause, Watch
 from affidavit.replay.traced_run import run_traced
 
 PACKAGES = {
@@ -73,29 +80,66 @@ class _Runner:
         self._folder, self._scratch, self._options = folder, scratch, options
         self._launch = launch
         self._number = 0
+        self._place = scratch / "place"
+        self._place.mkdir()
+        self._before: dict[str, str] | None = None
+        self._stopped: Path | None = None
         self.seconds = 0.0
 
     def run(self, deadline: float, **changes: Any) -> tuple[Record, Path]:
         """Run one job, and return its record and folder; raises ``ReplayRefused``."""
-        work, out = self._scratch / "work", self._scratch / f"run{self._number}"
-        self._number += 1
-        shutil.rmtree(work, ignore_errors=True)
-        if self._folder is None:
-            work.mkdir()
-        else:
-            copy_folder(self._folder, work)
-        out.mkdir()
-        before = digest_files(work)
-        job = replace(self._options, folder=str(work), out=str(out), **changes)
+        job = replace(self._new_job(), **changes)
         started = time.monotonic()
         status = self._launch(job, deadline)
         self.seconds = time.monotonic() - started
+        out, work = Path(job.out), Path(job.folder)
         if not (out / "record.json").exists():
+            if job.continues:
+                self._stopped = None
+                return self.run(deadline, **changes)
             raise _failure(status, deadline, out)
         record: Record = json.loads((out / "record.json").read_text())
+        before = self._before or {}
         after = digest_files(work)
         record["files"] = {name: at for name, at in after.items() if before.get(name) != at}
         return record, out
+
+    def stop_before(self, neighbours: Sequence[Neighbour], deadline: float, first: str) -> None:
+        """Run the part that all later runs share, if it can stop where the neighbours differ."""
+        if any(item.variables for item in neighbours):  # JAX has started threads
+            return
+        pause = Pause(
+            datasets=tuple({at for item in neighbours for at in (item.dataset, *item.copies)}),
+            sources=tuple({at for item in neighbours for at in item.sources}),
+        )
+        job = replace(self._new_job(self._place), first=first, pause=pause)
+        work = Path(job.folder)
+        has_stopped = self._launch(job, deadline) == 0
+        if has_stopped and not any(map(_is_large, work.rglob("*"))):
+            self._stopped = work.rename(self._place / "stopped")
+
+    def _new_job(self, results: Path | None = None) -> Job:
+        """Return a job with a new copy of the folder, and a new folder for its results."""
+        work, folder = self._place / "work", self._stopped or self._folder
+        results = results or (self._scratch if self._stopped is None else self._place)
+        out = results / f"run{self._number}"
+        self._number += 1
+        shutil.rmtree(work, ignore_errors=True)
+        if folder is None:
+            work.mkdir()
+        else:
+            copy_folder(folder, work)
+        out.mkdir()
+        if self._before is None:
+            self._before = digest_files(work)
+        return replace(
+            self._options, folder=str(work), out=str(out), continues=self._stopped is not None
+        )
+
+
+def _is_large(path: Path) -> bool:
+    """Whether a file would be linked, and so not be writable, in a copy of its folder."""
+    return not path.is_symlink() and path.is_file() and path.stat().st_size > COPIED_BYTES
 
 
 def _failure(status: int | None, deadline: float, out: Path) -> ReplayRefused:
@@ -133,13 +177,12 @@ def run(
     source = inspect.getsourcefile(function)
     code = Path(source or ".").resolve().parent
 
-    def launch(job: Job, deadline: float) -> int:
-        return child.fork(job, deadline, lambda job: run_traced(job, function))
-
+    runs = child.Runs(lambda job: run_traced(job, function))
     name = getattr(function, "__qualname__", type(function).__qualname__)
     options = Job(folder="", out="", code=str(code), steps=steps)
     place = None if folder is None else Path(folder).resolve()
-    return _replay(place, code, options, launch, records, plan, shown=f"{name}()")
+    with closing(runs):
+        return _replay(place, code, options, runs.launch, records, plan, shown=f"{name}()")
 
 
 def replay_command(
@@ -272,6 +315,7 @@ def _compare_runs(
             "Start it by itself, with its data, and correct this.",
         )
     neighbours = _neighbours(first, records)
+    runner.stop_before(neighbours, deadline, str(out))
     control, _ = runner.run(deadline, first=str(out))
     unstable = unstable_keys(first, control)
     findings = noise_findings(first) + lot_findings(first)
@@ -315,7 +359,7 @@ def _compare_runs(
         largest_move=largest,
         files=_files(first, code),
         findings=tuple(findings),
-        notes=tuple(_notes(first)),
+        notes=tuple(_notes(first, control)),
         releases=tuple(sorted({event["origin"] for event in releases_of(first)})),
         ended=first["ended"],
         unstable=tuple(sorted(unstable)),
@@ -455,7 +499,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     ]
 
 
-def _notes(first: Record) -> Iterator[str]:
+def _notes(first: Record, control: Record) -> Iterator[str]:
     if any(event["origin"].startswith("D") for event in releases_of(first)):
         yield (
             "divisor_follows_size: Opacus divides by a size that follows the number of records; "
@@ -464,3 +508,8 @@ def _notes(first: Record) -> Iterator[str]:
     for name, where in first["written"].items():
         if name.startswith("outside: "):
             yield f"write_forbidden: {name.removeprefix('outside: ')} was not written ({where})."
+    if names := unstable_files(first, control):
+        yield (
+            f"file_not_compared: {', '.join(names)} differs between two runs on the same data, so "
+            "replay does not show whether it depends on records."
+        )

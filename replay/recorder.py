@@ -21,6 +21,7 @@ from affidavit.replay.arrays import array_of, leaves, with_leaves
 from affidavit.replay.lines import LineTrace
 from affidavit.replay.randomness import generators_state, set_generators
 from affidavit.replay.settings import Job
+from affidavit.replay.stopping import redirect_output, stop
 
 Event = dict[str, Any]
 COMPUTED = "computed"
@@ -44,7 +45,7 @@ class Recorder:
         self.value: Callable[[str], str] = str
         self.keep: Callable[[], None] = lambda: None
         self.releases = 0
-        self._out = Path(job.out)
+        self.out = Path(job.out).resolve()
         self._first = None if job.first is None else Path(job.first)
         self._computed: dict[str, Any] = {}
         if self._first is not None:
@@ -59,12 +60,21 @@ class Recorder:
         self.events.append(event)
         return event
 
+    def stop(self) -> None:
+        """Let this run stop here, and go on as each of those that continue it."""
+        drawn = generators_state()
+        self.job = stop(self.job)
+        set_generators(drawn)  # a fork seeds Python's anew
+        self.out = Path(self.job.out).resolve()
+        redirect_output(self.job)
+        self.watch_from(-1)
+
     def align_generators(self) -> None:
         """Store the generators' state, or set it to that of the first run at this point."""
         name = f"generators.{self._points}"
         self._points += 1
         if self._first is None:
-            (self._out / name).write_bytes(generators_state())
+            (self.out / name).write_bytes(generators_state())
         elif (stored := self._first / name).exists():
             set_generators(stored.read_bytes())
 
@@ -130,8 +140,8 @@ class Recorder:
             state=self.state(),
         )
         if self._first is None:
-            np.savez(self._out / f"sums.{number}.npz", *sums)
-            np.savez(self._out / f"noisy.{number}.npz", *noisy)
+            np.savez(self.out / f"sums.{number}.npz", *sums)
+            np.savez(self.out / f"noisy.{number}.npz", *noisy)
             noise = [
                 after.astype(float) - before for before, after in zip(sums, noisy, strict=True)
             ]
@@ -152,7 +162,7 @@ class Recorder:
 
     def repeated(self, name: str, value: dict[str, float]) -> dict[str, float]:
         """Return ``value`` in the first run, and in others what it was in the first."""
-        path = (self._first or self._out) / f"{name}.{self._points}.json"
+        path = (self._first or self.out) / f"{name}.{self._points}.json"
         if self._first is None:
             path.write_text(json.dumps(value))
         return {**value, **json.loads(path.read_text())} if path.exists() else value
@@ -194,5 +204,5 @@ class Recorder:
             "lines": self.lines.to_json(),
             **values,
         }
-        (self._out / COMPUTED).write_bytes(pickle.dumps(self._computed))
-        (self._out / "record.json").write_text(json.dumps(record))
+        (self.out / COMPUTED).write_bytes(pickle.dumps(self._computed))
+        (self.out / "record.json").write_text(json.dumps(record))

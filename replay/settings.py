@@ -54,12 +54,24 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Where a run stops to be continued several times: before the first record that may differ.
+
+    That is when one of these ``datasets`` is made, or ``sources`` loaded.
+    """
+
+    datasets: tuple[int, ...]
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One run: in ``folder``, written to ``out``, with releases from the run in ``first``.
 
     ``code`` is the folder whose lines are traced, that of the script by default. ``steps`` is the
     number of releases, ``lots`` those of one pass over a loader, and ``lot_records`` the number of
-    records that a lot is thinned to. ``memory`` is in bytes.
+    records that a lot is thinned to. ``memory`` is in bytes. A run with ``pause`` stops there, and
+    one that ``continues`` goes on from where that one stopped.
     """
 
     folder: str
@@ -75,6 +87,8 @@ class Job:
     first: str | None = None
     neighbour: Neighbour | None = None
     watch: Watch | None = None
+    pause: Pause | None = None
+    continues: bool = False
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -91,4 +105,6 @@ class Job:
             fields["neighbour"] = Neighbour(**fields["neighbour"])
         if fields["watch"] is not None:
             fields["watch"] = Watch(**fields["watch"])
+        if fields["pause"] is not None:
+            fields["pause"] = Pause(**{name: tuple(at) for name, at in fields["pause"].items()})
         return cls(**fields)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+from affidavit.replay.arrays import local_part
+
 PREFIX = "_module."
 """Prefix of names in Opacus' wrapped model."""
 
@@ -136,7 +138,7 @@ def digest_of(value: Any) -> str:
 def _update(digest: Any, value: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        item = value.detach()
+        item = local_part(value.detach())
         digest.update(f"{item.dtype} {tuple(item.shape)} ".encode())
         if item.numel():
             flat = item.cpu().contiguous().reshape(-1)

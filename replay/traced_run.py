@@ -9,7 +9,6 @@ import os
 import platform
 import runpy
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from affidavit.replay.lines import LineTrace
 from affidavit.replay.randomness import fix_randomness
 from affidavit.replay.recorder import EnoughSteps, Recorder
 from affidavit.replay.settings import Job
+from affidavit.replay.stopping import redirect_output
 from affidavit.replay.torch_state import TorchState, digest_of, note_objects
 
 PACKAGES = ("numpy", "torch", "opacus", "jax", "jax_privacy")
@@ -50,15 +50,11 @@ def run_command(job: Job) -> None:
 def run_traced(job: Job, program: Callable[[], Any]) -> None:
     """Run ``program`` in the job's folder with all hooks, and write its record to ``job.out``."""
     os.chdir(job.folder)
-    with (Path(job.out) / "stderr").open("wb") as file:
-        os.dup2(file.fileno(), 2)
-        os.dup2(file.fileno(), 1)
+    redirect_output(job)
     lines = LineTrace(job.code or job.folder)
     recorder = Recorder(job, lines)
     written: dict[str, str | None] = {}
-    out = Path(job.out).resolve()
-    os.environ["TMPDIR"] = tempfile.tempdir = str(out)
-    confine_writes(lines, written, Path(job.folder).resolve(), out)
+    confine_writes(recorder, written)
     records = _install(recorder)
     marks.replayed = (recorder, records)
     fix_randomness()

@@ -33,7 +33,10 @@ HELD_OUT = {
     "PrivacyEngine()": "PrivacyEngine(accountant='rdp')",
     "    # end": "    print(engine.get_epsilon(1e-5))\n"
     "    with open('accuracy', 'w') as file:\n"
-    "        file.write(str(accuracy(model, DataLoader(held_out, batch_size=40))))",
+    "        file.write(str(accuracy(model, DataLoader(held_out, batch_size=40))))\n"
+    "    import datetime\n"
+    "    with open('when', 'w') as file:\n"
+    "        file.write(str(datetime.datetime.now()))",
 }
 """A split that no private loader reads, stored with the private records, which are augmented."""
 
@@ -56,6 +59,7 @@ def test_an_honest_loop_of_opacus_is_not_refuted(tmp_path: Path, replay: Replay)
         ("not_finite_released", f"train.py:{stepped}", False),  # Opacus clips no NaN
         ("file_differs", f"train.py:{written}", False),  # of records that are not protected
     }
+    assert any(note.startswith("file_not_compared: when differs") for note in record.notes)
     assert not (tmp_path / "model.pt").exists()  # runs write to copies
 
 
