@@ -97,7 +97,7 @@ STRAYING_FAULTS = [
     mixing("term: number of records", LOSSES, "losses = losses / len(z) / 4"),
     mixing("term: place", LOSSES, "losses = losses * torch.linspace(-1, 1, len(z))"),
     # test_changing_loops, IN_VALUES
-    mixing("value: number", TARGETS, "z = z / float(z.detach().abs().mean())"),
+    mixing("value: number", TARGETS, "z = 0.1 * z / float(z.detach().abs().mean())"),
     mixing("value: clamped", TARGETS, "z = z.clamp(max=float(z.detach().mean()))"),
     mixing("value: temperature", LOSSES, "losses = 9 * functional.softplus(z * float(y.std()))"),
     mixing("value: rolled targets", TARGETS, "y = y.roll(1)"),
@@ -108,7 +108,7 @@ STRAYING_FAULTS = [
     Fault("value: queue", {
         MADE: "        self.queue = torch.zeros(3)\n",
         BETWEEN: "        h, self.queue = h + self.queue.mean(), h.detach().mean(0)\n",
-    }, "sensitivity_exceeded", "optimizer.step()"),
+    }, "record_outside_lot", "optimizer.step()"),
     mixing("value: hook of an activation", BETWEEN, "h.register_hook(lambda g: g - g.mean(0))"),
     mixing("value: norm of all gradients", BETWEEN, "h.register_hook(lambda g: g / g.norm())"),
     mixing("value: hook of the losses", LOSSES,
