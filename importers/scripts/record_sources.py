@@ -31,6 +31,8 @@ class RecordSources:
         """Names of the records that the script uses without setting them."""
         self.calls: dict[ast.Call, None] = {}
         """The calls that read the records."""
+        self.imports: dict[ast.alias, None] = {}
+        """What imports the records."""
 
     def add(self, node: ast.AST | None, depth: int = 0) -> None:
         """Mark what holds the records that an expression is made of."""
@@ -41,6 +43,7 @@ class RecordSources:
                 if not hasattr(builtins, name):
                     self.names.add(name)
             case ast.Name() | ast.Attribute():
+                self.imports |= dict.fromkeys(self._imported(node))
                 for place in self.script.places_of(node):
                     known = place in self.places or self.values.is_set_by_private_call(place)
                     if known or isinstance(place, ast.FunctionDef | ast.ClassDef):
@@ -126,19 +129,22 @@ class RecordSources:
         value = getattr(outer, "value", getattr(outer, "context_expr", None))
         return assigned_to(self.script, place) or value
 
+    def _imported(self, node: ast.expr) -> list[ast.alias]:
+        """Return what imports a name, or what it is an attribute of, from another file."""
+        root, found = root_of(node), []
+        for item in self.script.bindings_of(root) if isinstance(root, ast.Name) else ():
+            package = package_of(self.script.import_origin(item)[0] or "")
+            known = package in NAMES["data_packages"] or package in KNOWN_PACKAGES
+            is_own = not known or file_of_package(self.script, package)
+            if isinstance(item.node, ast.alias) and is_own:
+                found.append(item.node)
+        return found
+
     @cached_property
-    def unread(self) -> list[ast.Call]:
-        """The calls of other files' code that give the records, in any of their results."""
-        known = {*NAMES["data_packages"], *KNOWN_PACKAGES}
-        calls = []
-        for call in self.calls:
-            root = root_of(call.func)
-            bound = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
-            packages = [package_of(self.script.import_origin(item)[0] or "") for item in bound
-                        if isinstance(item.node, ast.alias)]  # fmt: skip
-            if any(one not in known or file_of_package(self.script, one) for one in packages):
-                calls.append(call)
-        return calls
+    def unread(self) -> list[ast.Call | ast.alias]:
+        """The calls of other files' code that give the records in any result, and imports."""
+        calls = [call for call in self.calls if self._imported(call.func)]
+        return [*calls, *self.imports]
 
     @cached_property
     def folders(self) -> list[str]:

@@ -268,6 +268,18 @@ def test_records_of_another_file_are_asked_about_with_all_that_it_returns(choice
     assert _blocking(answered, helpers__py=helper) == ({"open_use"} if choice != "pass" else set())
 
 
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [("from helpers import rows", "rows"), ("import helpers", "helpers.rows")],
+)
+def test_records_that_another_file_has_made_are_asked_about(read: str, name: str) -> None:
+    text = _script(top=read).replace("target_epsilon", "dataset_size=60000 target_epsilon")
+    text = text.replace("DataLoader(images", f"DataLoader({name}")
+    assert _blocking(text, helpers__py="rows = ...\n") == {"open_use"}
+    answered = text.replace(read, f"{read}  # affidavit: harmless=no_scaler")
+    assert _blocking(answered, helpers__py="rows = ...\n") == set()
+
+
 def test_a_variable_of_the_environment_is_not_at_its_default() -> None:
     default = "noise_multiplier=float(os.environ.get('NOISE', 1.2))"
     assert _blocking(_script().replace("noise_multiplier=SIGMA", default))
