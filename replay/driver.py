@@ -436,7 +436,8 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
             "no_records_seen",
             "replay saw no data set that the private training reads.",
             "Mark the records with a line: x, y = affidavit.records(x, y), or "
-            "affidavit.records(dataset). Opacus' make_private is found without it.",
+            "affidavit.records(dataset). Opacus' make_private is found without it. Of a file that "
+            "only defines functions, pass the one that trains to affidavit.replay.run.",
         )
     members = {tuple(item) for data in private for item in data["members"]}
     whole = {data["members"][0][0]: data for data in private}
