@@ -528,6 +528,31 @@ class Correlation:
         step = self._drawn_in_group(joint)
         if self._pair == "replace_one" and isinstance(step, events.PoissonSubsampledGaussian):
             yield from self._mixture_bounds(step, at, joint)
+            if self._is_whole_run:
+                with suppress(TooLarge):
+                    yield self._replaced_columns(step, at, joint)
+
+    def _replaced_columns(
+        self, step: events.PoissonSubsampledGaussian, at: CorrelatedRun, joint: float
+    ) -> events.OverlappingColumns:
+        """Return the columns of a record and of another group's that takes its place.
+
+        Steps of the two are matched, at most half a turn apart. Raises ``TooLarge``.
+        Source: docs/theorems/correlated-noise.md, after Theorem 23.
+        """
+        products = np.maximum.accumulate(products_by_lag(at.strategy)[::-1])[::-1]
+        further = products[(at.turn + 1) // 2 :: at.turn]
+        others = 2 * float(further.sum()) * (1 + len(products) * 2.0**-52)
+        return events.OverlappingColumns(
+            own=max(float(products[0]), others),
+            others=others,
+            largest_other=float(further.max(initial=0.0)),
+            draws=1,
+            sampling_probability=step.sampling_probability,
+            steps=-(-at.strategy.steps // at.turn) + 1,
+            noise_multiplier=joint * _DOWN,
+            opposite=1.0,
+        )
 
     def _drawn_in_group(self, joint: float) -> Untruncated | None:
         """Return a step of ``cyclic_poisson`` that draws a unit's records, or None without one."""
@@ -678,7 +703,7 @@ class Correlation:
         if sampler.probability is None and not sampler.fresh:
             sensitivity = self._attained_sensitivity(at)
             return events.Gaussian(noise_multiplier=joint / (at.distance * sensitivity) * _UP)
-        norms, drawn = self._steps_apart(at)
+        norms, drawn = self._steps_apart(at, joint)
         leaves = [(self._drawn_apart(joint / norm * _UP, drawn), count) for norm, count in norms]
         one_by_one = events.Composed(
             events=tuple(events.Repeated(event=leaf, count=count) for leaf, count in leaves)
@@ -719,7 +744,9 @@ class Correlation:
                 together.append(events.Repeated(event=epoch, count=count))
         return events.EitherBound(events=(attained, events.Composed(events=tuple(together))))
 
-    def _steps_apart(self, at: CorrelatedRun) -> tuple[tuple[tuple[float, int], ...], float | None]:
+    def _steps_apart(
+        self, at: CorrelatedRun, joint: float
+    ) -> tuple[tuple[tuple[float, int], ...], float | None]:
         """Return steps that show at least so many separate releases, and their probability.
 
         Of each there are the column norm, or less, and the number. The probability is that of a
@@ -744,7 +771,7 @@ class Correlation:
                     norms, probability = _norms_of_a_group(at.strategy, spacing), drawn
         elif sampler.fresh or in_groups:
             shown = _norms_one_by_one(at.strategy, at.turn)
-            if at.route == "white_noise" or shown[0][0] >= norms[0][0]:
+            if at.route == "white_noise" or _divergence(shown, joint) >= _divergence(norms, joint):
                 norms = shown
         return norms, probability
 
@@ -1278,6 +1305,11 @@ def _longest_bin(strategy: Strategy, turn: int) -> float:
         return 0.0
     # Bins that have no step more than others.
     return float(lengths[: (strategy.steps % turn) or len(lengths)].max())
+
+
+def _divergence(norms: tuple[tuple[float, int], ...], joint: float) -> float:
+    """Return about the divergence of releases of these norms and numbers, but for the rate."""
+    return sum(count * math.expm1(min(100.0, (norm / joint) ** 2)) for norm, count in norms)
 
 
 def _most_shown(norms: Array, joint: float) -> int:

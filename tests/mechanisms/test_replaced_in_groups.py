@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier_accountant import FourierAccountant
+from affidavit.accountants.fourier_accountant import FourierAccountant, run_curve
+from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
 from affidavit.assessment import Solver, certify
 from affidavit.mechanisms.lowering import lower
 from affidavit.plan import (
@@ -68,6 +69,11 @@ def test_a_replaced_record_costs_no_more_wherever_its_replacement_is() -> None:
     }
     lowered = lower(plan())
     curve = Solver(lowered=lowered, engine=FourierAccountant()).bracketing_curve(lowered)
+    (columns,) = (
+        one
+        for bound in events.alternatives(lowered.event())
+        if isinstance(one := run_curve(bound), OverlappingColumnsCurve)
+    )
     for epsilon in EPSILONS:
         delta = curve.delta(epsilon)
         costs = {
@@ -78,6 +84,7 @@ def test_a_replaced_record_costs_no_more_wherever_its_replacement_is() -> None:
             for name, (one, other) in pairs.items()
         }
         assert max(costs.values()) <= delta.upper * (1 + 1e-3)
+        assert max(costs.values()) <= columns.delta(epsilon).upper
         # What is attained is attained by a replacement in the same group.
         assert delta.lower <= costs["same group"] * (1 + 1e-3)
 
@@ -93,6 +100,23 @@ def test_a_record_that_is_drawn_once_at_most_costs_what_a_poisson_sample_does() 
     truth = FourierAccountant().curve(events.Repeated(event=pair, count=1)).epsilon(1e-5)
     assert epsilon.lower == pytest.approx(truth.lower, rel=1e-5)
     assert epsilon.upper == pytest.approx(truth.upper, rel=1e-5)
+
+
+def test_a_replaced_record_of_a_long_memory_has_ends_less_than_twice_apart() -> None:
+    """A chain of two neighbours costs more than twice what the attack shows."""
+    epsilon = certify(
+        plan(
+            steps=2113,
+            sigma=1.63,
+            dataset={"size": 1_891_227},
+            sampling={"scheme": "cyclic_poisson", "lot_size": 1454, "groups": 31},
+            noise={"kind": "bisr", "bands": 16},
+            target={"delta": 1.2e-7},
+        ),
+        second_opinion=False,
+    ).epsilon
+    assert epsilon is not None
+    assert epsilon.upper < 1.9 * epsilon.lower
 
 
 def test_all_records_of_a_user_may_be_in_one_group() -> None:
