@@ -5,11 +5,12 @@ is L = E_π exp(X_π - Γ_ππ/2), and at least exp(E_π X_π - E_π Γ_ππ/2) 
 order costs no more than one Gaussian mechanism that moves by the mean pattern and a constant more,
 half the variance of |C|π over σ².
 
+>>> from affidavit.accountants.registry import accountant
 >>> run = events.SampledColumns(
-...     products=(1.0, 0.5), sampling_probability=0.01, separation=2, steps=100, noise_multiplier=4
+...     products=(1.0, 0.5), sampling_probability=0.1, separation=5, steps=100, noise_multiplier=2
 ... )
 >>> round(without_record(run, (accountant("gaussian"),)).epsilon(1e-6).upper, 2)
-0.0
+3.13
 
 Reference: docs/theorems/correlated-noise.md, Theorem 30.
 """

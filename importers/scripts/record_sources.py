@@ -131,14 +131,14 @@ class RecordSources:
 
     def _imported(self, node: ast.expr) -> list[ast.alias]:
         """Return what imports a name, or what it is an attribute of, from another file."""
-        root, found = root_of(node), []
+        root, aliases = root_of(node), []
         for item in self.script.bindings_of(root) if isinstance(root, ast.Name) else ():
             package = package_of(self.script.import_origin(item)[0] or "")
             known = package in NAMES["data_packages"] or package in KNOWN_PACKAGES
             is_own = not known or file_of_package(self.script, package)
             if isinstance(item.node, ast.alias) and is_own:
-                found.append(item.node)
-        return found
+                aliases.append(item.node)
+        return aliases
 
     @cached_property
     def unread(self) -> list[ast.Call | ast.alias]:
