@@ -64,7 +64,7 @@ def _mean_pattern(run: events.SampledColumns) -> tuple[float, float]:
     products[: len(shown)] = shown
     drawn = _chances(run.sampling_probability, separation, steps)
     again = np.zeros(steps)
-    again[separation:] = drawn[: steps - separation]
+    again[separation:] = drawn[: max(0, steps - separation)]
     mean, variance = 0.0, 0.0
     for lag in np.flatnonzero(products):
         first, later = drawn[: steps - lag], drawn[lag:]

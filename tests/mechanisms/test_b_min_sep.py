@@ -387,6 +387,31 @@ def test_a_missing_unit_costs_no_more_than_its_mean_pattern(records: int) -> Non
     assert upper <= bound.epsilon(1e-3).upper <= 1.5 * upper
 
 
+@pytest.mark.parametrize("unit", [{}, {"unit": "user", "contributions_per_user": 3}])
+def test_a_run_shorter_than_the_separation_costs_no_more_than_a_longer_one(
+    unit: dict[str, Any],
+) -> None:
+    ends = [
+        certify(
+            plan_from(
+                plan(
+                    adjacency="zero_out",
+                    dataset={"size": 100_000, **unit},
+                    sampling={"scheme": "b_min_sep", "lot_size": 500, "separation": 12},
+                    steps=steps,
+                    noise={"kind": "bsr", "bands": 8},
+                    target={"delta": 1e-6},
+                )
+            ),
+            second_opinion=False,
+        ).epsilon
+        for steps in (7, 12)
+    ]
+    uppers = [end.upper for end in ends if end is not None]
+    assert len(uppers) == len(ends)
+    assert uppers == sorted(uppers)
+
+
 @pytest.mark.soak
 def test_columns_that_meet_for_long_have_ends_less_than_twice_apart() -> None:
     document: dict[str, Any] = {
