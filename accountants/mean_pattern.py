@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -48,16 +48,18 @@ def without_record(event: events.Event, engines: Sequence[Accountant]) -> Raised
         elif part.steps > _MAX_STEPS:
             return None
         else:
-            mu, constant = _mean_pattern(part)
+            mean, variance = _mean_pattern(replace(part, noise_multiplier=1.0))
+            scale, units = (1 + _ROUNDING) / part.noise_multiplier**2, part.records_per_unit
+            mu = units * math.sqrt(mean * scale)
             shown.append(events.Gaussian(noise_multiplier=(1 - _ROUNDING) / mu))
-            more += constant
+            more += units * variance * scale / 2
     curve = FirstAvailableCurve(event=events.Composed(events=tuple(shown)), engines=engines)
     return RaisedCurve(curve=curve, more=more * (1 + _ROUNDING))
 
 
 @lru_cache(maxsize=32)
 def _mean_pattern(run: events.SampledColumns) -> tuple[float, float]:
-    """Return the parameter of the Gaussian mechanism, and how much larger ε is (nats)."""
+    """Return bounds of ‖|C| E π‖², and of the variance of |C|π, of one record of ``run``."""
     steps, separation = run.steps, run.separation
     products = np.full(steps, run.beyond)
     shown = run.products[:steps]
@@ -72,8 +74,7 @@ def _mean_pattern(run: events.SampledColumns) -> tuple[float, float]:
         mean += pairs * products[lag] * float(first @ later)
         together = np.maximum((again[lag] if lag else 1.0) - later, 0.0)
         variance += pairs * products[lag] * float(first @ together)
-    scale, units = (1 + _ROUNDING) / run.noise_multiplier**2, run.records_per_unit
-    return units * math.sqrt(mean * scale), units * float(variance) * scale / 2
+    return mean, float(variance)
 
 
 def _chances(probability: float, separation: int, steps: int) -> Array:
