@@ -141,11 +141,13 @@ class Direction:
 
     def _split(self, cut: float) -> tuple[Terms, Outside]:
         """Return the terms on a lattice that ends at ``cut``, and the part of δ outside of it."""
-        top, outside = cut, LargeTerms(kinds=self.kinds, cut=cut) if self.side == "remove" else None
-        if outside is None:
-            top = -min_small_term(self.rate)
+        outside: Outside
+        if self.side == "add":
+            top, outside = -min_small_term(self.rate), SmallTerms(bins=self.bins)
+        else:
+            top, outside = cut, LargeTerms(kinds=self.kinds, cut=cut)
         terms = tuple((Term(rate=rate, side=self.side, top=top), bins) for bins, rate in self.kinds)
-        return terms, outside or SmallTerms(bins=self.bins)
+        return terms, outside
 
     # ---- approximations, on which no bound rests ------------------------------------
 
