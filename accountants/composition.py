@@ -58,6 +58,7 @@ def _count(
             events.ChainOfNeighbours()
             | events.SampledColumns()
             | events.OverlappingColumns()
+            | events.OverlappingBins()
             | events.FixedSizeRun()
         ):
             raise Unsupported(

@@ -66,6 +66,7 @@ from affidavit.accountants.fourier.schedules import (
 )
 from affidavit.accountants.fourier.single_release import delta_of, epsilon_of, single_release
 from affidavit.accountants.mean_pattern import without_record
+from affidavit.accountants.overlapping_bins import OverlappingBinsCurve
 from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
 from affidavit.accountants.protocol import (
     Accountant,
@@ -179,7 +180,10 @@ class FourierAccountant:
             events_of_links = dict.fromkeys(
                 bound for chain in chains if chain.links == number for bound in _bounds_alone(chain)
             )
-            links = [FirstAvailableCurve(event=one, engines=engines) for one in events_of_links]
+            links = [
+                run_curve(one) or FirstAvailableCurve(event=one, engines=engines)
+                for one in events_of_links
+            ]
             curve = _least_upper_ends(links)
             above = (ChainedCurve(above=above, below=(), neighbours=curve, links=number),)
         return above[0]
@@ -291,6 +295,8 @@ def run_curve(bound: events.Event) -> PrivacyCurve | None:
             return run_curve(only)
         case events.FixedSizeRun():
             return FixedSizeRunCurve(bound)
+        case events.OverlappingBins():
+            return OverlappingBinsCurve(bound)
         case events.OverlappingColumns(nodes=()):
             return OverlappingColumnsCurve(bound)
         case events.OverlappingColumns():
@@ -311,7 +317,7 @@ def _has_statement(bound: events.Event) -> bool:
 def _bounds_alone(chain: events.ChainOfNeighbours) -> tuple[events.Event, ...]:
     """Return the bounds of a link, or all of them as one event if some need others beside them."""
     bounds = events.alternatives(chain.event)
-    if any(has_columns(bound) or run_curve(bound) is not None for bound in bounds):
+    if any(map(has_columns, bounds)):
         return (chain.event,)
     return bounds
 

@@ -221,6 +221,7 @@ def _count(event: events.Event, times: int, counts: Counter[events.Leaf]) -> Non
             | events.ChainOfNeighbours()
             | events.SampledColumns()
             | events.OverlappingColumns()
+            | events.OverlappingBins()
             | events.FixedSizeRun()
         ):
             raise no_statement(type(event).__name__)

@@ -93,6 +93,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     longer_lots,
     lots_apart,
     nodes_of_levels,
+    overlapping_lots,
     placed_divergence,
     products_by_lag,
 )
@@ -466,6 +467,15 @@ class Correlation:
         if lots is not None and common < most:
             yield _allocated_apart(lots, joint)
         if place is None:
+            with suppress(TooLarge):
+                overlapping = overlapping_lots(at.strategy, turn=at.turn)
+                if self._is_whole_run and overlapping.log_divergence(scale) < most:
+                    yield events.OverlappingBins(
+                        products=overlapping.products,
+                        noise_multiplier=joint / record_distance(plan) * _DOWN,
+                        longer=overlapping.longer,
+                        less=overlapping.less,
+                    )
             if disclosed is not None and disclosed.width > 1 and apart < most:
                 width, alone = disclosed.width, joint / disclosed.stretch
                 shown, at_least = -(-steps // width), math.sqrt(max(1, steps // at.turn))

@@ -82,13 +82,13 @@ class Lowered:
         ran, links = self._links(one, joints, steps)
         if all(map(events.is_unsampled, links)):
             return direct
-        is_user_level = self.plan.dataset.records_per_unit > 1
-        replaced = () if is_user_level else _replaced_in_bins(links, phases)
         # Where lots are known a link needs no mixture over all of them.
         known = tuple(
             phase.in_known_lots(joint, steps) or link
             for phase, joint, link in zip(ran, joints, links, strict=True)
         )
+        is_user_level = self.plan.dataset.records_per_unit > 1
+        replaced = () if is_user_level else _replaced_in_bins(known, phases)
         chains = [self._chain(one, bounds) for bounds in dict.fromkeys((links, known))]
         if (user := self._missing_user_run) is not None:
             _, links = self._links(user, joints, steps)
@@ -110,8 +110,11 @@ class Lowered:
 
     def _chain(self, one: Lowered, links: tuple[events.Event, ...]) -> events.ChainOfNeighbours:
         """Return the chain of data sets that differ as those of ``one`` do, by its phases."""
+        slow: tuple[type[events.Event], ...] = (events.ReplacedAllocationGaussian,)
+        if self.plan.dataset.records_per_unit == 1:
+            slow = (*slow, events.OverlappingBins)  # a replaced record has a bound of its own
         return events.ChainOfNeighbours(
-            event=one.extra.compose_with(tuple(map(_without_replaced, links))),
+            event=one.extra.compose_with(tuple(_without(slow, link) for link in links)),
             links=int(distance_of(self.plan) / distance_of(one.plan)),
         )
 
@@ -186,11 +189,11 @@ class Lowered:
         return at_one_place(self.plan, self.phases, joints, effects)
 
 
-def _without_replaced(link: events.Event) -> events.Event:
-    """Return ``link`` without bounds of a replaced record, which take seconds for each link."""
+def _without(slow: tuple[type[events.Event], ...], link: events.Event) -> events.Event:
+    """Return ``link`` without ``slow`` bounds, which take seconds for each link."""
     if not isinstance(link, events.EitherBound):
         return link
-    bounds = tuple(b for b in link.events if not isinstance(b, events.ReplacedAllocationGaussian))
+    bounds = tuple(bound for bound in link.events if not isinstance(bound, slow))
     return events.EitherBound(events=bounds) if len(bounds) > 1 else bounds[0]
 
 
@@ -227,6 +230,8 @@ def _replaced(bound: events.Event) -> events.Event | None:
             return events.ReplacedAllocationGaussian(
                 bins=shown, noise_multiplier=sigma, drawn=drawn
             )
+        case events.OverlappingBins():
+            return replace(bound, pair="replace_one")
         case events.Gaussian(noise_multiplier=sigma):
             return events.Gaussian(noise_multiplier=sigma / 2)
         case events.Repeated(event=inner, count=count):

@@ -563,6 +563,35 @@ class OverlappingColumns(_Validated):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OverlappingBins(_Validated):
+    """A whole run in which each record is in one uniformly random bin, by products at each lag.
+
+    Bins i and j add means with a product ⟨|m_i|, |m_j|⟩ of at most ``products``[j - i mod b]
+    squared clip norms, b the number of ``products``. If a last epoch ends early, ``longer`` bins
+    are in it, and the squares of the others are at most ``less``. ``noise_multiplier`` is the noise
+    standard deviation over the clip norm. The ``pair`` is that of a record that is there or not, or
+    replaced. Source: docs/theorems/balls-in-bins-correlated.md, Theorem 4.
+    """
+
+    products: tuple[float, ...]
+    noise_multiplier: float
+    longer: int | None = None
+    less: float = 0.0
+    pair: SubsampledPair = "add_remove"
+
+    def __post_init__(self) -> None:
+        _Validated.__post_init__(self)
+        if len(self.products) < 2 or not all(0 <= one < math.inf for one in self.products):
+            raise ValueError("products must be finite and not negative, and two or more")
+        if not self.products[0] > 0:
+            raise ValueError("the product of a bin with itself must be positive")
+        if self.longer is not None and not 1 <= self.longer < len(self.products):
+            raise ValueError(f"longer must be between 1 and {len(self.products) - 1}")
+        if not 0 <= self.less <= self.products[0]:
+            raise ValueError(f"less must lie in [0, {self.products[0]!r}], got {self.less!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FixedSizeRun(_Validated):
     """A whole run over lots of fixed size, which a record moves by k units with ``weights``[k].
 
@@ -601,6 +630,7 @@ Event = (
     | EitherBound
     | SampledColumns
     | OverlappingColumns
+    | OverlappingBins
     | FixedSizeRun
     | ChainOfNeighbours
 )

@@ -79,6 +79,24 @@ class DisclosedLots:
     log_divergence: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverlappingLots:
+    """A record in one random lot of an epoch, which is kept, by products of what lots add.
+
+    ``products`` bound those of lots 0, ..., b - 1 apart, in squared clip norms. If a last epoch
+    ends early ``longer`` lots are in it, and the squares of the others are at most ``less``.
+    """
+
+    products: tuple[float, ...]
+    longer: int | None
+    less: float
+
+    def log_divergence(self, scale: float) -> float:
+        """Return about the log(1 + χ²) that is bounded; ``scale`` is 1/σ² in squared clip norms."""
+        own, together = self.products[0], math.fsum(self.products)
+        return log_divergence(max(1, int(len(self.products) * own / together)), own * scale)
+
+
 def log_divergence(lots: int, square: float) -> float:
     """Return log(1 + χ²) of one of ``lots`` orthogonal means of this square over the noise's."""
     return float(np.logaddexp(0.0, square + math.log(-math.expm1(-square) / lots)))
@@ -112,6 +130,16 @@ def lots_apart(strategy: Strategy, *, turn: int, scale: float) -> LotsApart | No
         if (divergence := apart.log_divergence(scale)) < cost:
             best, cost = apart, divergence
     return best
+
+
+def overlapping_lots(strategy: Strategy, *, turn: int) -> OverlappingLots:
+    """Return the products of ``turn`` bins that are kept. Raises ``TooLarge``."""
+    longer = longer_lots(strategy.steps, turn=turn, width=1, lots=turn)
+    products = squares_by_lag(strategy, turn)
+    less = min(_square_of_whole_epochs(strategy, turn), float(products[0]))
+    return OverlappingLots(
+        products=tuple(products.tolist()), longer=longer, less=0.0 if longer is None else less
+    )
 
 
 def longer_lots(steps: int, *, turn: int, width: int, lots: int) -> int | None:

@@ -268,6 +268,7 @@ RUNS: dict[str, Run] = {
     "k of T, users": Run(ALLOCATED, in_some(2), 2.0, 4, records=2),
     "bins, users": Run(BINS, in_bins(4), 1.5, 4, records=2),
     "bins, users, correlated": Run(BINS, in_bins(4), 3.0, 8, records=2, column=BANDED),
+    "bins, replaced, correlated": Run(BINS, in_bins(4), 3.0, 6, "replace_one", column=BANDED),
     "fresh bins, users": Run(
         {**BINS, "bins_drawn": "each_epoch"}, in_bins(4, fresh=True), 1.5, 6, records=2
     ),
