@@ -304,7 +304,7 @@ def _moves_no_more(
             )
             for products in _products(at)
         )
-    cut, pieces = _cut_lots(lowered, index), [list(products) for products in _products(at)]
+    cut, pieces = _cut_lots(lowered, index), _steps_of(lowered, index, at)
     if all(
         participation.is_participation_covered(leaf, blocks, products, draws, cut)
         for products in pieces
@@ -317,6 +317,25 @@ def _moves_no_more(
         participation.is_participation_covered(leaf, farther, products, draws)
         for products in pieces
     )
+
+
+def _steps_of(
+    lowered: Lowered, index: int, at: CorrelatedRun
+) -> Sequence[participation.Nodes | participation.Products]:
+    """Return the nodes of a tree, or products of columns; raises ``Unproved``."""
+    from affidavit.mechanisms.strategies import Tree
+
+    plan, strategy = lowered.plan, at.strategy
+    if not isinstance(strategy, Tree):
+        return [list(products) for products in _products(at)]
+    if plan.phases[index].sampling.separation is not None:
+        raise no_statement("records that wait, with the noise of a tree")
+    records = plan.dataset.records_per_unit
+    return [
+        participation.Nodes(
+            steps=strategy.steps, period=strategy.period, turn=at.turn, records=records
+        )
+    ]
 
 
 def _cut_lots(lowered: Lowered, index: int) -> participation.CutLots | None:
@@ -404,8 +423,6 @@ def _products(at: CorrelatedRun) -> list[participation.Products]:
     from affidavit.mechanisms.strategies import Tree
 
     turn, strategy = at.turn, at.strategy
-    if isinstance(strategy, Tree) and strategy.steps > sensitivity.MAX_ROWS:
-        return [participation.tree_products(strategy.steps, strategy.period, turn)]
     return _of_each(
         at,
         partial(participation.toeplitz_products, turn=turn),

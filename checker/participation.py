@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, reduce
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 from flint import arb, arb_mat, arb_poly, fmpz, fmpz_poly
 
@@ -30,6 +30,11 @@ from affidavit.plan import events
 MAX_STEPS, MAX_MEAN_PARTICIPATIONS, MAX_CUT_DRAWS = 20_000, 400, 100
 """Steps of Toeplitz C, mean participations of a record, and its draws into cut lots: some
 seconds."""
+_TREE_ORDERS, _MAX_NUMBERS, _MAX_NODE_WORK = 64, 512, 20_000
+"""Orders of moments of trees, and what of these takes some seconds: the numbers of participations,
+and as many for each group and level."""
+_CONCEDED = 1e-32 / 512
+"""The probability of more participations in nodes of a tree than are counted, at most."""
 _BAND_COUNT = 64
 """Bands of the later of two steps of Toeplitz C: products are those of the first step of a band."""
 _SIZE_LEVELS = 4096
@@ -172,24 +177,99 @@ def matrix_products(
             yield (i - j) // turn, size, 1 if i == j else 2
 
 
-def tree_products(steps: int, period: int, turn: int) -> Iterator[tuple[int, int, int]]:
-    """Yield common nodes of steps ``turn`` apart in trees of ``period`` steps.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nodes:
+    """Trees of ``period`` steps over ``steps``, in which a group has every ``turn``-th step.
 
-    The first number of each counts the nodes that they may lack in common. Steps that lack l share
-    a range of 2^l steps.
+    In each of these up to ``records`` are drawn.
     """
-    places, levels, counted = -(-steps // turn), period.bit_length(), 0
-    for level in range(levels):
-        pairs = places * min(places, -(-(1 << level) // turn))
-        yield level, (levels - level) * int(sensitivity.UNIT) ** 2, pairs - counted
-        counted = pairs
-    yield levels, 0, places**2 - counted
+
+    steps: int
+    period: int
+    turn: int
+    records: int
+
+    def tails(self, squares: Sequence[arb], draws: Draws, conceded: float) -> list[arb]:
+        """Return P(s² > x) at each x of ``squares``, by moments of each number of participations.
+
+        Nodes with more than a number of them, but for ``conceded``, are not counted. Raises
+        ``Unproved`` if it would take too long.
+        """
+        rate, levels = sensitivity.rational(draws.probability), self.period.bit_length()
+        mean = draws.max_draws * float(draws.probability)
+        typical = mean * (levels + 2 * mean)
+        least, most = 0.05 / typical, max(30.0 / levels, 2 / typical)
+        growth = (most / least) ** (1 / (_TREE_ORDERS - 1))
+        orders = [0.0, *(least * growth**place for place in range(_TREE_ORDERS))]
+        fewest, beyond = zip(
+            *(self._fewest(1 << level, rate, conceded) for level in range(levels)), strict=True
+        )
+        whole, after = self._fewest(self.steps, rate, conceded)
+        if self.turn * levels * (whole + 1) > _MAX_NODE_WORK or whole >= _MAX_NUMBERS:
+            raise no_statement(f"{whole} participations of one record in a tree")
+        moments = [self._moments(arb(order), rate, (*fewest, whole)) for order in orders]
+        logs = [[float(value.log()) for value in row] for row in moments]
+        left = after + sum(beyond, arb(0))
+        result = []
+        for square in squares:
+            place, tail = float(square), left
+            for number in range(whole + 1):
+                best = min(range(len(orders)), key=lambda at: logs[at][number] - orders[at] * place)
+                chance = moments[best][number] * (-arb(orders[best]) * square).exp()
+                tail += chance.min(arb(1))
+            result.append(tail)
+        return result
+
+    def _fewest(self, steps: int, rate: arb, conceded: float) -> tuple[int, arb]:
+        """Return a number of participations, and the chance that a range of ``steps`` has more."""
+        draws, nodes = -(-steps // self.turn) * self.records, 2 * self.steps
+        low, high = -1, draws
+        while high - low > 1:
+            middle = (low + high) // 2
+            more = dominating_pairs.at_least(middle + 1, draws, rate) * (2 * nodes)
+            low, high = (low, middle) if more <= conceded else (middle, high)
+        return high, dominating_pairs.at_least(high + 1, draws, rate) * nodes
+
+    def _moments(self, order: arb, rate: arb, most: tuple[int, ...]) -> list[arb]:
+        """Return E e^{θs²} of each number of participations in all, of the worst group."""
+        squares = [(order * number**2).exp() for number in range(most[-1] + 1)]
+
+        def node(half: arb_poly) -> arb_poly:
+            return arb_poly([c * w for c, w in zip(half.coeffs(), squares, strict=False)])
+
+        def joined(first: arb_poly, second: arb_poly, number: int) -> arb_poly:
+            return arb_poly((first * second).coeffs()[: number + 1])
+
+        drawn = arb_poly([1 - rate, rate]) ** self.records
+        # Below a node: by how many steps after its start the first one of the group is.
+        by_phase = [drawn, *[arb_poly([1])] * (self.turn - 1)]
+        levels = []
+        for level, number in enumerate(most[:-1]):
+            if level:
+                half = 1 << (level - 1)
+                by_phase = [
+                    joined(node(left), by_phase[(phase - half) % self.turn], number)
+                    for phase, left in enumerate(by_phase)
+                ]
+            levels.append([node(below) for below in by_phase])
+        worst = [arb(0)] * (most[-1] + 1)
+        for group in range(self.turn):
+            run = arb_poly([1])
+            for first in range(0, self.steps, self.period):
+                start, length = first, min(self.period, self.steps - first)
+                for level in reversed(range(length.bit_length())):
+                    if length >> level & 1:
+                        part = levels[level][(group - start) % self.turn]
+                        run, start = joined(run, part, most[-1]), start + (1 << level)
+            # A product of positive numbers has no leading zeros but by its degree.
+            worst = [one.max(other) for one, other in zip_longest(worst, run.coeffs(), fillvalue=arb(0))]
+        return worst
 
 
 def is_participation_covered(
     leaf: events.GaussianMixture,
     blocks: Blocks,
-    products: Products,
+    products: Products | Nodes,
     draws: Draws,
     cut: CutLots | None = None,
 ) -> bool:
@@ -202,9 +282,13 @@ def is_participation_covered(
     mean = -draws.max_draws * miss.log()
     if not mean < MAX_MEAN_PARTICIPATIONS:
         raise no_statement(f"{MAX_MEAN_PARTICIPATIONS} participations of one record or more")
-    largest, whole, moments = _moments(products)
-    # Drawn in every step, all of a unit's records.
-    whole *= arb(draws.max_draws) ** 2
+    if isinstance(products, Nodes):
+        # At most one node of each level.
+        largest, whole = arb(products.period.bit_length()), None
+    else:
+        largest, whole, moments = _moments(products)
+        # Drawn in every step, all of a unit's records.
+        whole *= arb(draws.max_draws) ** 2
     conceded, displaced = arb(leaf.conceded), 0
     if cut is not None:
         number, excess = cut.fewest(conceded)
@@ -223,10 +307,14 @@ def is_participation_covered(
         above.append(above[-1] + weight)
     bounds = above[::-1]
     participates = 1 - miss**draws.max_draws
-    max_count = int(float(mean) + 20 * float(mean) ** 0.5) + 40
-    tails = _tails(squares, mean, max_count, moments)
+    if isinstance(products, Nodes):
+        tails = products.tails([place * largest for place in squares], draws, _CONCEDED)
+    else:
+        max_count = int(float(mean) + 20 * float(mean) ** 0.5) + 40
+        tails = _tails(squares, mean, max_count, moments)
     return all(
-        (tail.min(participates) if distance >= 0 else 1) <= bound or bool(square >= whole)
+        (tail.min(participates) if distance >= 0 else 1) <= bound
+        or (whole is not None and bool(square >= whole))
         for distance, square, tail, bound in zip(distances, squares, tails, bounds, strict=True)
     )
 

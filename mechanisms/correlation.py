@@ -132,6 +132,8 @@ from affidavit.mechanisms.strategies.strategy import (
     gram,
 )
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+from affidavit.mechanisms.strategies.tree import Tree
+from affidavit.mechanisms.strategies.tree_moves import tree_mixture
 from affidavit.mechanisms.strategies.white_noise import (
     max_stretch,
     min_stretch,
@@ -586,6 +588,15 @@ class Correlation:
         probability, separation = step.sampling_probability, self._phase.sampling.separation
         records = step.records if isinstance(step, events.PoissonSampledGroupGaussian) else 1
         is_alone = records == 1 and self._has_disjoint_columns(at.strategy)
+        if isinstance(at.strategy, Tree):
+            with suppress(TooLarge):
+                return tree_mixture(
+                    at.strategy,
+                    turn=at.turn,
+                    probability=probability,
+                    records=records,
+                    separation=separation or 1,
+                )
         if separation is not None and is_alone:
             return separated_mixture(
                 _max_column_norm(at.strategy), at.strategy.steps, probability, separation

@@ -103,7 +103,7 @@ def participation_mixture(
     drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + PROBABILITY_ERROR))
     slack = (gamma(4 * strategy.steps + 64) + 4 * COEFFICIENT_ERROR) * 1.01
     stretch = (1 + slack) / (1 - strategy.residual)
-    return _round_to_nodes(tails, min(whole, most * math.sqrt(largest)), drawn, stretch)
+    return round_to_nodes(tails, min(whole, most * math.sqrt(largest)), drawn, stretch)
 
 
 @lru_cache(maxsize=16)
@@ -144,7 +144,7 @@ def placed_mixture(
         return np.minimum.accumulate(np.minimum(result * (1 + PROBABILITY_ERROR), 1.0))
 
     farthest = draws * math.sqrt(largest)
-    return _round_to_nodes(tails, farthest, 1.0, 1 + 4 * UNIT)
+    return round_to_nodes(tails, farthest, 1.0, 1 + 4 * UNIT)
 
 
 @lru_cache(maxsize=16)
@@ -167,7 +167,7 @@ def separated_mixture(
         return participation_tail(taken, steps, probability, separation)
 
     drawn = float(participation_tail(np.zeros(1), steps, probability, separation)[0])
-    return _round_to_nodes(tails, math.sqrt(most + 1) * longest, drawn, 1 + 4 * UNIT)
+    return round_to_nodes(tails, math.sqrt(most + 1) * longest, drawn, 1 + 4 * UNIT)
 
 
 def displaced_mixture(mixture: ParticipationMixture, by: float) -> ParticipationMixture | None:
@@ -193,7 +193,7 @@ def _round_to_even(mixture: ParticipationMixture) -> ParticipationMixture | None
     return replace(mixture, spacing=2 * mixture.spacing, weights=weights)
 
 
-def _round_to_nodes(
+def round_to_nodes(
     tails: Callable[[Array], Array], farthest: float, drawn: float, stretch: float
 ) -> ParticipationMixture:
     """Return the distribution with ``tails`` P(s > x), rounded up to ``NODES`` distances.
