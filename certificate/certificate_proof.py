@@ -420,13 +420,10 @@ def _sensitivity(at: CorrelatedRun) -> arb:
 
 def _products(at: CorrelatedRun) -> list[participation.Products]:
     """Return the products of the columns of C, for each C that the strategy's rounding allows."""
-    from affidavit.mechanisms.strategies import Tree
-
-    turn, strategy = at.turn, at.strategy
     return _of_each(
         at,
-        partial(participation.toeplitz_products, turn=turn),
-        partial(participation.matrix_products, turn=turn),
+        partial(participation.toeplitz_products, turn=at.turn),
+        partial(participation.matrix_products, turn=at.turn),
     )
 
 

@@ -261,8 +261,8 @@ class Nodes:
                     if length >> level & 1:
                         part = levels[level][(group - start) % self.turn]
                         run, start = joined(run, part, most[-1]), start + (1 << level)
-            # A product of positive numbers has no leading zeros but by its degree.
-            worst = [one.max(other) for one, other in zip_longest(worst, run.coeffs(), fillvalue=arb(0))]
+            pairs = zip_longest(worst, run.coeffs(), fillvalue=arb(0))
+            worst = [one.max(other) for one, other in pairs]
         return worst
 
 

@@ -20,7 +20,6 @@ Reference: docs/theorems/correlated-noise.md, Theorem 31.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -171,9 +170,8 @@ def _in_groups(tree: Tree, turn: int, probability: float, records: int, orders: 
     power, length = _tree_of(tree.period, nodes, limits, orders), tree.period
     while whole:
         if whole & 1:
-            result = (
-                power if result is None else result.followed_by(power, done, limits.at(done + length))
-            )
+            most = limits.at(done + length)
+            result = power if result is None else result.followed_by(power, done, most)
             done += length
         whole >>= 1
         if whole:
@@ -273,9 +271,7 @@ def _told_apart(steps: int, nodes: list[Array], orders: Array) -> Array:
     return np.asarray(result.max(axis=(2, 3)))
 
 
-def _in_blocks(
-    steps: int, level: int, small: list[Array], limits: _Limits, orders: Array
-) -> Array:
+def _in_blocks(steps: int, level: int, small: list[Array], limits: _Limits, orders: Array) -> Array:
     """Return a bound of log E e^{θs²} in one tree, of which nodes of ``level`` are blocks."""
     # Weighted by e^{θ Σ n_u²}, n and more participations of a block, after any wait.
     tails = np.cumsum(small[level].sum(axis=3)[:, ::-1], axis=1)[:, ::-1].max(axis=2)
