@@ -33,7 +33,9 @@ def replay(
         list[str], typer.Argument(metavar="-- python SCRIPT", help="The command to replay.")
     ],
     steps: Annotated[int, typer.Option(min=1, help="Releases of each run, at most.")] = 12,
-    records: Annotated[int, typer.Option(min=1, help="Records to change, each in 4 ways.")] = 4,
+    records: Annotated[
+        int, typer.Option(min=1, help="Records to change, 1 of them in 4 ways.")
+    ] = 4,
     plan: Annotated[
         str | None, typer.Option(help="Plan to compare the noise, rate and steps with.")
     ] = None,

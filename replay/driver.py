@@ -2,8 +2,9 @@
 
 One process of the loop's interpreter imports PyTorch, and forks for each run. A first run finds the
 releases, the private data set and its lots; a control repeats it. Then each chosen record is
-removed, zeroed, replaced and made an outlier, and last all records are mixed. If a value of the
-state differs, two more runs follow it line by line, to find the line that changes it.
+removed and made an outlier, the first also zeroed and replaced, and last all records are mixed. If
+a value of the state differs, two more runs follow it line by line, to find the line that changes
+it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,15 @@ from affidavit.replay.program import (
     digest_files,
     parse_command,
 )
-from affidavit.replay.settings import KINDS, Job, Kind, Neighbour, Pause, Watch
+from affidavit.replay.settings import (
+    KINDS,
+    LARGEST_CHANGES,
+    Job,
+    Kind,
+    Neighbour,
+    Pause,
+    Watch,
+)
 from affidavit.replay.traced_run import run_traced
 
 PACKAGES = {
@@ -312,7 +321,10 @@ def _compare_runs(
         raise ReplayRefused(
             "loop_failed",
             f"the loop ended {first['ended']} ({first['ended_at']}).",
-            "Start it by itself, with its data, and correct this.",
+            "Start it by itself, with its data, and correct this."
+            if not any(name in first["ended"] for name in ("RANK", "WORLD_SIZE", "MASTER_"))
+            else "A replay is one process: set RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 "
+            "MASTER_ADDR=localhost MASTER_PORT=29500 for it.",
         )
     neighbours = _neighbours(first, records)
     runner.stop_before(neighbours, deadline, str(out))
@@ -424,7 +436,7 @@ def _located(
 
 
 def _neighbours(first: Record, count: int) -> list[Neighbour]:
-    """Choose records, each to be changed in all ways, and mix all records last.
+    """Choose records, the first to be changed in all ways, and mix all records last.
 
     Preferred are one that a release reads twice, one that is longer than the others of its lot, the
     first of the first lot, the last of the last, one of the second, one that another loader reads,
@@ -480,7 +492,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
             chosen.append(draw.choice(rest))
     rest = sorted(members - set(chosen))
     chosen += draw.sample(rest, min(len(rest), count - len(chosen)))
-    result = []
+    result: list[Neighbour] = []
     for dataset, record in chosen:
         others = sorted(
             at
@@ -491,7 +503,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         has_lots = any(lot[0][0] == dataset for lot in lots if lot)
         result += [
             neighbour(kind, dataset, record, other, drops=kind == "removed" and not has_lots)
-            for kind in KINDS
+            for kind in (LARGEST_CHANGES if result else KINDS)
         ]
     result.append(replace(result[0], kind="not_finite", drops=False))
     return result + [

@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 Kind = Literal["removed", "zeroed", "replaced", "outlier", "not_finite", "mixed"]
-KINDS: tuple[Kind, ...] = ("removed", "zeroed", "replaced", "outlier")
-"""What is done to each chosen record. One is also made not finite, and ``mixed`` gives each record
-the values and label of two others."""
+KINDS: tuple[Kind, ...] = ("removed", "outlier", "zeroed", "replaced")
+"""What is done to the first chosen record. It is also made not finite, and ``mixed`` gives each
+record the values and label of two others."""
+LARGEST_CHANGES = KINDS[:2]
+"""What is done to the other chosen records: each change is a run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,18 +162,20 @@ def test_a_fault_in_a_loop_of_ones_own_is_named(replay: Replay, fault: Fault) ->
 
 
 @pytest.mark.parametrize(
-    ("command", "loop", "code"),
+    ("command", "loop", "code", "remedy"),
     [
-        (["bash", "train.sh"], "", "command_unknown"),
-        ([sys.executable, "other.py"], "", "command_unknown"),
-        (COMMAND, "print(1 / 0)", "loop_failed"),
-        (COMMAND, "print('no training')", "no_records_seen"),
+        (["bash", "train.sh"], "", "command_unknown", "replay -- python train.py"),
+        ([sys.executable, "other.py"], "", "command_unknown", "in the folder of the script"),
+        (COMMAND, "print(1 / 0)", "loop_failed", "by itself"),
+        (COMMAND, "import os; os.environ['LOCAL_RANK']", "loop_failed", "WORLD_SIZE=1"),
+        (COMMAND, "print('no training')", "no_records_seen", "affidavit.records"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_by_name(
-    tmp_path: Path, launch: Launch, command: list[str], loop: str, code: str
+    tmp_path: Path, launch: Launch, command: list[str], loop: str, code: str, remedy: str
 ) -> None:
     (tmp_path / "train.py").write_text(loop)
     with pytest.raises(ReplayRefused) as refused:
         replay_command(command, folder=tmp_path, launch=launch)
     assert refused.value.code == code
+    assert remedy in refused.value.remedy
