@@ -624,17 +624,22 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
         )
 
     def attack(joint: float, steps: int) -> tuple[events.AllocatedRecord, int]:
-        whole = steps // bins
-        afresh = phase.sampling.bins_drawn == "each_epoch"
-        return (
-            events.AllocatedRecord(
-                steps=bins,
-                participations=records,
-                noise_multiplier=joint if afresh else joint / math.sqrt(whole) * _UP,
-                distinct=math.prod(1 - taken / bins for taken in range(records)) * (1 - 1e-12),
-            ),
-            whole if afresh else 1,
+        whole, rest = divmod(steps, bins)
+        distinct = math.prod(1 - taken / bins for taken in range(records)) * (1 - 1e-12)
+        if phase.sampling.bins_drawn == "each_epoch":
+            once = events.AllocatedRecord(
+                steps=bins, participations=records, noise_multiplier=joint, distinct=distinct
+            )
+            return once, whole
+        kept = events.AllocatedRecord(
+            steps=bins,
+            participations=records,
+            noise_multiplier=joint / math.sqrt(whole) * _UP,
+            distinct=distinct,
+            longer=rest,
+            noise_of_longer=joint / math.sqrt(whole + 1) * _UP,
         )
+        return kept, 1
 
     records = plan.dataset.records_per_unit
     is_shown = 1 < records < bins and (schedule.steps(plan, phase) or 0) >= bins

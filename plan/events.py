@@ -350,13 +350,17 @@ class AllocatedRecord:
 
     A record adds one clip norm to ``participations`` of ``steps``, every such set with the same
     probability, or nothing. So do the records of a user, one step each, if no two are in one step,
-    which has the probability ``distinct``. Source: docs/theorems/random-allocation.md, Theorem 9.
+    which has the probability ``distinct``. Bins are steps with the sum of all their epochs over
+    its root: ``longer`` of them are in one epoch more, with ``noise_of_longer``. Source:
+    docs/theorems/random-allocation.md, Theorem 9.
     """
 
     steps: int
     participations: int
     noise_multiplier: float
     distinct: float = 1.0
+    longer: int = 0
+    noise_of_longer: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

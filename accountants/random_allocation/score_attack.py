@@ -61,6 +61,8 @@ _WEIGHTS = np.linspace(-3.0, 6.0, 7)
 """Log z over the share of the record's steps, from which the best is refined."""
 _WEIGHT_ACCURACY = 0.1
 _MAX_TILT = 1e3
+_RARE = 1e-4
+"""Chance, over the largest, below which it is not counted in how many longer steps a record is."""
 _MAX_SHIFTS = 12.0
 """Clip norms of a release up to which scores are told apart."""
 
@@ -69,13 +71,14 @@ _MAX_SHIFTS = 12.0
 class ScoreTest:
     """The test: whether the cells of all steps' scores add up to ``threshold`` or more.
 
-    A step whose release is at least ``edges``[i], in standard deviations of its noise, has a score
-    of i + 1 cells or more. For the side ``add``, scores are counted from the largest downwards.
+    A step whose release is at least ``edges``[kind][i], in standard deviations of its noise, has a
+    score of i + 1 cells or more. The kind is 0 for longer steps, if there are any, and -1 for
+    others. For the side ``add``, scores are counted from the largest downwards.
     """
 
     side: Side
     weight: float
-    edges: Array
+    edges: tuple[Array, ...]
     threshold: int
 
 
@@ -125,7 +128,7 @@ class ScoreAttack:
     @property
     def _sides(self) -> tuple[Side, ...]:
         """The orders in which the law of the sum is known, or bounded, with the record."""
-        return SIDES if self.record.distinct == 1 else ("remove",)
+        return SIDES if self.record.distinct == 1 and not self.record.longer else ("remove",)
 
     @property
     def _distinct(self) -> float:
@@ -198,28 +201,65 @@ class Pair:
         """1/σ."""
         return 1 / self.record.noise_multiplier
 
-    @property
-    def counts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Steps without and with the record, under both hypotheses."""
-        steps, taken = self.record.steps * self.times, self.record.participations * self.times
-        with_record, without = (steps - taken, taken), (steps, 0)
-        return (with_record, without) if self.side == "remove" else (without, with_record)
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, float], ...]:
+        """How many steps there are of each kind, and their 1/σ."""
+        record, steps = self.record, self.record.steps * self.times
+        if not record.longer:
+            return ((steps, self.rate),)
+        longer = 1 / record.noise_of_longer
+        return (record.longer, longer), (steps - record.longer, self.rate)
 
     @cached_property
-    def atoms(self) -> tuple[Array, tuple[Array, Array]]:
-        """Scores, of shape (n,), and their log weights without and with the record."""
-        y = np.arange(-_REACH, self.rate * _MAX_SHIFTS + _REACH, min(0.05, 0.2 / self.rate))
-        score = np.logaddexp(0.0, math.log(self.weight) + self.rate * (y - self.rate / 2))
-        normal = math.log(y[1] - y[0]) - math.log(2 * math.pi) / 2
-        weights = normal - y**2 / 2, normal - (y - self.rate) ** 2 / 2
-        return (score if self.side == "remove" else -score), weights
+    def splits(self) -> tuple[tuple[float, tuple[int, ...]], ...]:
+        """The steps of each kind in which the record is, with their chances, rounded down."""
+        taken, (first, *others) = self.record.participations * self.times, self.kinds
+        if not others:
+            return ((1.0, (taken,)),)
+        steps = first[0] + others[0][0]
+        chances = [
+            math.comb(first[0], longer) * math.comb(others[0][0], taken - longer)
+            / math.comb(steps, taken)
+            for longer in range(taken + 1)
+        ]  # fmt: skip
+        return tuple(
+            (chance * (1 - ROUNDING), (longer, taken - longer))
+            for longer, chance in enumerate(chances)
+            if chance > _RARE * max(chances)
+        )
+
+    def counts(self, taken: tuple[float, ...], hypothesis: int) -> tuple[tuple[float, float], ...]:
+        """Return steps without and with the record by kind, if it is in so many of each."""
+        if hypothesis == (self.side == "remove"):
+            return tuple((steps, 0) for steps, _ in self.kinds)
+        return tuple(
+            (steps - some, some) for (steps, _), some in zip(self.kinds, taken, strict=True)
+        )
+
+    @cached_property
+    def atoms(self) -> tuple[tuple[Array, tuple[Array, Array]], ...]:
+        """Scores by kind, of shape (n,), and their log weights without and with the record."""
+        result = []
+        for _, rate in self.kinds:
+            y = np.arange(-_REACH, rate * _MAX_SHIFTS + _REACH, min(0.05, 0.2 / rate))
+            score = np.logaddexp(0.0, math.log(self.weight) + rate * (y - rate / 2))
+            normal = math.log(y[1] - y[0]) - math.log(2 * math.pi) / 2
+            weights = normal - y**2 / 2, normal - (y - rate) ** 2 / 2
+            result.append((score if self.side == "remove" else -score, weights))
+        return tuple(result)
 
     def cumulants(self, hypothesis: int, tilt: float) -> tuple[float, float, float]:
         """Return log E e^{tilt · sum}, and the mean and the variance of the tilted sum."""
-        scores, weights = self.atoms
         total, mean, variance = 0.0, 0.0, 0.0
-        for count, log_weights in zip(self.counts[hypothesis], weights, strict=True):
-            if count:
+        taken = self.record.participations * self.times
+        steps = sum(number for number, _ in self.kinds)
+        usual = tuple(taken * number / steps for number, _ in self.kinds)
+        for (scores, weights), counts in zip(
+            self.atoms, self.counts(usual, hypothesis), strict=True
+        ):
+            for count, log_weights in zip(counts, weights, strict=True):
+                if not count:
+                    continue
                 logs = log_weights + tilt * scores
                 peak = float(logs.max())
                 tilted = np.exp(logs - peak)
@@ -297,17 +337,17 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Lattice:
-    """The scores of ``saddle``, cut at ``edges`` of the release, shape (n,)."""
+    """The scores of ``saddle``, cut at ``edges`` of the release by kind, shape (n,) each."""
 
     saddle: Saddle
-    edges: Array
+    edges: tuple[Array, ...]
     step: float
 
     @classmethod
     def of(cls, saddle: Saddle) -> Lattice:
         """Return the lattice near ``saddle``."""
         pair = saddle.pair
-        steps, rate = sum(pair.counts[0]), pair.rate
+        steps, rate = sum(number for number, _ in pair.kinds), pair.kinds[0][1]
         tilt = saddle.tilts[1]
         variance = pair.cumulants(1, tilt)[2]
         step = math.sqrt(variance / steps) / CELLS_PER_DEVIATION
@@ -324,7 +364,8 @@ class Lattice:
         scores = step * np.arange(math.floor(least / step) + 1, math.ceil(largest / step) + 1)
         # log(e^s - 1), of which the exponential may overflow.
         x = scores + np.log(-np.expm1(-scores)) - math.log(pair.weight)
-        return cls(saddle=saddle, edges=x / rate + rate / 2, step=step)
+        edges = tuple(x / rate + rate / 2 for _, rate in pair.kinds)
+        return cls(saddle=saddle, edges=edges, step=step)
 
     def test(self, threshold: int) -> ScoreTest:
         """Return the test of sums of ``threshold`` or more."""
@@ -333,33 +374,46 @@ class Lattice:
 
     def rates(self) -> Rates:
         """Return the bounds near the saddle."""
-        sums = [
-            Sums(
-                laws=tuple(
-                    (self._masses(bool(present), upper=upper), count)
-                    for present, count in enumerate(self.saddle.pair.counts[upper])
-                    if count
-                ),
-                tilt=self.saddle.tilts[upper] * self.step,
-            )
-            for upper in (False, True)
-        ]
-        middle, spread = sums[0].mean, _SPREAD * math.sqrt(sums[0].variance) + 1
-        first = math.floor(max(middle - spread, 0, *(one.low for one in sums)))
-        last = math.ceil(min(middle + spread, *(one.high for one in sums)))
+        splits = self.saddle.pair.splits
+        true = [self._sums(taken, upper=False) for _, taken in splits]
+        false = self._sums(splits[0][1], upper=True)
+        usual = max(zip(splits, true, strict=True), key=lambda one: one[0][0])[1]
+        middle, spread = usual.mean, _SPREAD * math.sqrt(usual.variance) + 1
+        first = math.floor(max(middle - spread, 0, false.low, *(one.low for one in true)))
+        last = math.ceil(min(middle + spread, false.high, *(one.high for one in true)))
         thresholds = np.arange(first, max(last, first + 1))
         return Rates(
             thresholds=thresholds,
-            true=np.exp(sums[0].log_tails(thresholds, upper=False)),
-            log_false=np.minimum(sums[1].log_tails(thresholds, upper=True), 0.0),
+            true=np.sum(
+                [
+                    chance * np.exp(sums.log_tails(thresholds, upper=False))
+                    for (chance, _), sums in zip(splits, true, strict=True)
+                ],
+                axis=0,
+            ),
+            log_false=np.minimum(false.log_tails(thresholds, upper=True), 0.0),
         )
 
-    def _masses(self, present: bool, *, upper: bool) -> Array:
+    def _sums(self, taken: tuple[int, ...], *, upper: bool) -> Sums:
+        """Return the law of the sum of one hypothesis, the second for an ``upper`` bound."""
+        pair = self.saddle.pair
+        return Sums(
+            laws=tuple(
+                (self._masses(kind, bool(present), upper=upper), int(count))
+                for kind, counts in enumerate(pair.counts(taken, int(upper)))
+                for present, count in enumerate(counts)
+                if count
+            ),
+            tilt=self.saddle.tilts[upper] * self.step,
+        )
+
+    def _masses(self, kind: int, present: bool, *, upper: bool) -> Array:
         """Return the law of a step's cells, whose tails are rounded up or down, shape (n + 1,)."""
-        z = self.edges - (self.saddle.pair.rate if present else 0.0)
+        rate = self.saddle.pair.kinds[kind][1]
+        z = self.edges[kind] - (rate if present else 0.0)
         # For the side "add" the largest score has no cells.
         tails = ndtr(-z) if self.saddle.pair.side == "remove" else ndtr(z)[::-1]
-        reach = np.minimum(np.abs(z), 40.0) + self.saddle.pair.rate + 1
+        reach = np.minimum(np.abs(z), 40.0) + rate + 1
         if self.saddle.pair.side == "add":
             reach = reach[::-1]
         relative = UNIT_ROUNDOFF * (64 + 8 * reach**2)

@@ -193,7 +193,7 @@ def test_rates_bound_those_of_the_sum_of_few_steps(side: Any, tilt: float) -> No
     record = events.AllocatedRecord(steps=4, participations=2, noise_multiplier=0.8)
     lattice = Lattice.of(Pair(record, 1, side, 0.6).saddle(tilt))
     rates = lattice.rates()
-    z = np.concatenate(([-np.inf], lattice.edges, [np.inf]))
+    z = np.concatenate(([-np.inf], lattice.edges[0], [np.inf]))
     sums = []
     for taken in (2, 0) if side == "remove" else (0, 2):
         law = np.ones(1)
@@ -208,6 +208,31 @@ def test_rates_bound_those_of_the_sum_of_few_steps(side: Any, tilt: float) -> No
     assert np.all(np.exp(rates.log_false) >= sums[1] * (1 - 1e-9))
     resolved = sums[1] > 1e-10
     assert np.all(np.exp(rates.log_false[resolved]) <= sums[1][resolved] * 1.001)
+
+
+def test_rates_of_two_kinds_of_steps_bound_those_of_their_sum() -> None:
+    """Records in two of five bins, of which two are in one epoch more, whichever they are."""
+    record = events.AllocatedRecord(
+        steps=5, participations=2, noise_multiplier=1.2, longer=2, noise_of_longer=0.8
+    )
+    lattice = Lattice.of(Pair(record, 1, "remove", 0.6).saddle(0.7))
+    rates, sigmas = lattice.rates(), (0.8, 0.8, 1.2, 1.2, 1.2)
+
+    def tails(taken: tuple[int, ...]) -> np.ndarray:
+        law = np.ones(1)
+        for step, sigma in enumerate(sigmas):
+            z = np.concatenate(([-np.inf], lattice.edges[0 if step < 2 else -1], [np.inf]))
+            z -= (step in taken) / sigma
+            law = np.convolve(law, -np.diff([math.erfc(at / math.sqrt(2)) / 2 for at in z]))
+        tail = np.append(np.cumsum(law[::-1])[::-1], np.zeros(rates.thresholds.size))
+        return np.asarray(tail[rates.thresholds])
+
+    true = np.mean([tails(some) for some in combinations(range(5), 2)], axis=0)
+    assert np.all(rates.true <= true * (1 + 1e-9))
+    assert np.all(rates.true >= true * 0.999)
+    false, shown = tails(()), np.exp(rates.log_false)
+    assert np.all(shown >= false * (1 - 1e-9))
+    assert np.all(shown[false > 1e-10] <= false[false > 1e-10] * 1.001)
 
 
 @pytest.mark.parametrize(

@@ -200,13 +200,18 @@ class Execution:
             for phase in (self.phases[index] for index in self.attack.counted):
                 # The outputs of a bin that is the same in several epochs are one sum.
                 together = phase.steps // record.steps // passes
-                seen = phase.release(runs, present)[:, : passes * together * record.steps, 0]
-                seen = seen.reshape(runs, passes, together, record.steps).sum(axis=2)
-                seen = seen.reshape(runs, -1) / (phase.sigma * math.sqrt(together))
-                scores = np.searchsorted(test.edges, seen, side="right")
-                if test.side == "add":
-                    scores = test.edges.size - scores
-                cells += scores.sum(axis=1)
+                last = passes * together * record.steps + record.longer
+                seen = phase.release(runs, present)[:, :last, 0]
+                whole = np.zeros((runs, -(-last // record.steps) * record.steps))
+                whole[:, :last] = seen
+                seen = whole.reshape(runs, passes, -1, record.steps).sum(axis=2)
+                longer = np.arange(record.steps) < record.longer
+                seen /= phase.sigma * np.sqrt(together + longer)
+                for edges, of in ((test.edges[0], longer), (test.edges[-1], ~longer)):
+                    scores = np.searchsorted(edges, seen[..., of], side="right")
+                    if test.side == "add":
+                        scores = edges.size - scores
+                    cells += scores.sum(axis=(1, 2))
             outcomes.append(cells.astype(float))
         if test.side == "add":
             outcomes.reverse()
