@@ -39,11 +39,11 @@ _ROUNDING = 1e-9
 """Relative allowance for floating point, far above what sums of positive terms lose."""
 _MAX_SQUARE = 40.0
 """Largest ‖m_i‖² over σ²: beyond it a bin is nearly as good as known."""
-_MAX_Z, _Z_STEP, _U_STEP = 9.5, 0.03, 0.008
-"""Deviations at which the largest bin ends, and the steps of it and of the other bins where they
-decide. Elsewhere steps are a few times as long."""
+_MAX_Z, _Z_STEP, _U_STEP = 9.5, 0.016, 0.08
+"""Deviations at which the largest bin ends, and the steps of it, where it decides, and of others.
+Elsewhere its steps are a few times as long."""
 _TILTS = 36
-_LOG_ROUNDING = 1e-12
+_LOG_ROUNDING = 1e-11
 """Allowance for the rounding of the logarithm of a mean."""
 _MAX_EXPONENT = 600.0
 _MAX_CORRELATION = 0.999
@@ -153,9 +153,9 @@ def _sums(run: events.OverlappingBins) -> _Sums:
 class _Others:
     """Bins of one group and kind, given the largest bin.
 
-    ``law`` has the chances of cells of u for each cell of the largest, (n, m), and ``ends`` the
-    last of them, (n,). The moments of ``power`` times a term are raised by e^``widened``, and to
-    the power 1 / ``power``.
+    ``law`` has the chances of places of u for each cell of the largest, (n, m), and ``ends`` the
+    last of them, (n,). What is between two places is put on both, with its mean. The moments of
+    ``power`` times a term are raised by e^``widened``, and to the power 1 / ``power``.
     """
 
     law: Array
@@ -169,7 +169,7 @@ class _Largest:
     """Cells of the largest bin if it is one of ``kind``; u is log X plus half the square.
 
     ``edges``, (n + 1,), are those of its u, and ``chances``, (n,), those with the record in it. The
-    cells of other bins end at ``places``, (m,). ``others`` are by group and kind.
+    ``places`` of other bins, (m,), rise. ``others`` are by group and kind.
     """
 
     kind: _Kind
@@ -189,7 +189,9 @@ class _Largest:
         z = _steps((first - square) / deviation, 1.5, 6.5, _MAX_Z, step=step)
         edges = square + deviation * z
         end = float(edges[-1]) + most + math.sqrt(most)
-        places = _steps(-6.0, -3.0, 5.0, end / math.sqrt(most), step=_U_STEP) * math.sqrt(most)
+        places = np.arange(-6.0, end / math.sqrt(most), _U_STEP) * math.sqrt(most)
+        # Terms above the largest count as the next place.
+        places = np.union1d(np.append(places, end), edges)
         others = tuple(
             tuple(
                 _others(shape, group, square, other.square, edges[1:], places)
@@ -217,13 +219,20 @@ def _others(
     variance, least = other - group.low**2 / square, other - group.high**2 / square
     # A product that is larger moves a term up, because u < 0 moves none down.
     at = (places - group.high / square * np.maximum(u, 0.0)[:, None]) / math.sqrt(variance)
-    below, above = ndtr(at), ndtr(-at)
+    below, above, density = ndtr(at), ndtr(-at), np.exp(-at * at / 2) / math.sqrt(2 * math.pi)
     # Each from the side on which it keeps its digits.
-    law = np.where(at[:, :-1] > 0, above[:, :-1] - above[:, 1:], np.diff(below, axis=1))
-    law = np.concatenate((below[:, :1], law), axis=1)
+    masses = np.where(at[:, :-1] > 0, above[:, :-1] - above[:, 1:], np.diff(below, axis=1))
+    right = (density[:, :-1] - density[:, 1:] - at[:, :-1] * masses) / (
+        np.diff(at, axis=1) + 1e-300
+    )
+    right = np.clip(right, 0.0, masses)
     ends = np.searchsorted(places, u + (other - square) / 2)
-    rows = np.arange(ends.size)
-    law[np.arange(places.size) > ends[:, None]] = 0.0
+    law, rows = np.zeros_like(at), np.arange(ends.size)
+    law[:, 0] = below[:, 0]
+    # Terms above the largest count as the place at or above it, and so does the cell before.
+    cells = np.arange(1, places.size)
+    law[:, :-1] += np.where(cells < ends[:, None], masses - right, 0.0)
+    law[:, 1:] += np.where(cells < ends[:, None], right, masses * (cells == ends[:, None]))
     law[rows, ends] += above[rows, ends]
     return _Others(law, ends, shape.widest / least, math.log(variance / least) / 2)
 
@@ -254,19 +263,25 @@ class _Sums:
         bins, most = self._bins, self.shape.kinds[0].square
         tilts = np.geomspace(0.2 / max(ratio - 1, 0.5), 60 / (ratio - 1), _TILTS)
         x = np.exp(largest.edges - largest.kind.square / 2)
+        gaps = np.diff(largest.places)
+        widths = np.maximum(np.append(gaps, 0.0), np.append(0.0, gaps))
         ahead = x[1:] / bins - (0.0 if self.replaced else ratio)
         logs = ahead[:, None] * tilts - np.log(tilts) - 1
         for group, kinds in zip(self.shape.groups, largest.others, strict=True):
             shares = []
             for kind, others in zip(self.shape.kinds, kinds, strict=True):
                 terms = np.exp(largest.places - kind.square / 2)
-                if self.replaced:
-                    terms -= ratio * np.exp(-largest.places - kind.square / 2)
-                exponents = np.multiply.outer(terms, others.power / bins * tilts)
-                means = others.law @ np.exp(np.minimum(exponents, _MAX_EXPONENT))
-                share = (
-                    np.log(np.maximum(means, 1e-300)) + others.widened + _LOG_ROUNDING
-                ) / others.power
+                opposite = ratio * np.exp(-largest.places - kind.square / 2) * self.replaced
+                powers = others.power / bins * tilts
+                exponents = np.multiply.outer(terms - opposite, powers)
+                values = np.exp(np.minimum(exponents, _MAX_EXPONENT))
+                # A chord may be so far below, since e^(t V) t V'' is its only negative curvature.
+                curved = np.append(opposite[:1], opposite[:-1]) * widths**2 / 8
+                values += np.multiply.outer(curved, powers) * np.append(
+                    values[1:], values[-1:], axis=0
+                )
+                means = others.law @ values
+                share = (np.log(means + 1e-30) + others.widened + _LOG_ROUNDING) / others.power
                 shares.append(np.where(exponents[others.ends] > _MAX_EXPONENT, np.inf, share))
             # Not all bins of a large group are of the first kind.
             first = min(group.count, self.shape.kinds[0].count)
@@ -283,7 +298,7 @@ class _Sums:
         """Return a bound of E (1 - e^ε S)_+, that of a record that is added."""
         tilts = np.geomspace(1.0, 1e5, 4 * _TILTS)
         logs = tilts - np.log(tilts) - 1
-        z = np.arange(-_MAX_Z, _MAX_Z, _U_STEP)
+        z = np.arange(-_MAX_Z, _MAX_Z, _Z_STEP)
         chances = np.diff(ndtr(z), prepend=0.0, append=1.0)
         for kind in self.shape.kinds:
             power, deviation = self.shape.widest / kind.square, math.sqrt(kind.square)
