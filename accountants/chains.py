@@ -89,18 +89,26 @@ def _neighbour_leaf(leaf: Group) -> events.Leaf | None:
 
 
 def chained_epsilon(
-    neighbours: Callable[[float], float], delta: float, links: int, most: float = math.inf
+    neighbours: Callable[[float], float],
+    delta: float,
+    links: int,
+    most: float = math.inf,
+    added: Callable[[float], float] | None = None,
 ) -> float:
     """Return an upper bound of ε (nats) at ``delta`` between data sets ``links`` neighbours apart.
 
-    ``neighbours`` maps δ to a bound of ε between neighbours, in either order. The result is
-    infinite if it is above ``most``.
+    ``neighbours`` maps δ to a bound of ε between neighbours, in either order; or, with ``added``,
+    of those of the first half of the links, and ``added`` of the others. The result is infinite if
+    it is above ``most``.
     """
     total = one = 0.0
     for left in range(links, 0, -1):
+        if added is not None and 2 * left <= links:
+            neighbours, added, one = added, None, 0.0
+        alike = left if added is None else left - links // 2
         at = delta / links * math.exp(-total) * (1 - 1e-9)
         # The δ of a link is smaller than that of the one before, so that its ε is no less.
-        if at < _MIN_DELTA or total + left * one > most:
+        if at < _MIN_DELTA or total + alike * one > most:
             return math.inf
         one = float(neighbours(at))
         total = (total + one) * (1 + 2.0**-50)
@@ -112,28 +120,36 @@ class ChainedCurve:
     """The curve of data sets ``links`` neighbours apart.
 
     The upper bounds are those of ``above`` and of a chain of ``neighbours``, each computed only if
-    the previous ones are wide. The lower bounds are the highest of ``below``.
+    the previous ones are wide. The lower bounds are the highest of ``below``. Where half of the
+    links add records, ``added`` is their curve, and ``neighbours`` that of the others.
     """
 
     above: tuple[PrivacyCurve, ...]
     below: tuple[PrivacyCurve, ...]
     neighbours: PrivacyCurve
     links: int
+    added: PrivacyCurve | None = None
 
     def with_width(self, relative_width: float) -> ChainedCurve:
         """Return this curve with narrower or wider brackets, where they are adjustable."""
-        link = adjusted(self.neighbours, relative_width) if self._is_short else self.neighbours
+        link, added = self.neighbours, self.added
+        if self._is_short:
+            link = adjusted(link, relative_width)
+            added = None if added is None else adjusted(added, relative_width)
         return replace(
             self,
             above=tuple(adjusted(curve, relative_width) for curve in self.above),
             below=tuple(adjusted(curve, relative_width) for curve in self.below),
             neighbours=link,
+            added=added,
         )
 
     @property
     def refined(self) -> ChainedCurve | None:
         """The chain of narrower bounds, which take a second per link, if it is short."""
-        link = self.neighbours.refined if isinstance(self.neighbours, Refinable) else None
+        link = None
+        if self.added is None and isinstance(self.neighbours, Refinable):
+            link = self.neighbours.refined
         return replace(self, neighbours=link) if link is not None and self._is_short else None
 
     @property
@@ -142,7 +158,12 @@ class ChainedCurve:
 
     @property
     def orders(self) -> tuple[ChainedCurve, ChainedCurve]:
-        """The curves of both orders; all links of a chain have the same order."""
+        """The curves of both orders; all links of a chain have the same order.
+
+        Half of those of a replaced unit have the other one, in both of its orders.
+        """
+        if self.added is not None:
+            return self, self
         above, neighbours = MinimumCurve(self.above).orders, orders_of(self.neighbours)
         one, other = (
             replace(self, above=curves.curves, neighbours=link)
@@ -182,37 +203,47 @@ class ChainedCurve:
         return result
 
     def _chained(self, delta: float, most: float) -> float:
-        curve = self.neighbours
+        def of_links(curve: PrivacyCurve) -> Callable[[float], float]:
+            def neighbours(at: float) -> float:
+                nonlocal curve
+                if not isinstance(curve, MinimumCurve):
+                    return curve.epsilon(at).upper
+                # Bounds that are far above the least at one link are not computed for the next.
+                least, curve = curve.least_at(at, _MAX_RATIO)
+                return least
 
-        def neighbours(at: float) -> float:
-            nonlocal curve
-            if not isinstance(curve, MinimumCurve):
-                return curve.epsilon(at).upper
-            # Bounds that are far above the least at one link are not computed for the next ones.
-            least, curve = curve.least_at(at, _MAX_RATIO)
-            return least
+            return neighbours
 
-        return chained_epsilon(neighbours, delta, self.links, most)
+        added = None if self.added is None else of_links(self.added)
+        return chained_epsilon(of_links(self.neighbours), delta, self.links, most, added)
 
     def _chained_delta(self, epsilon: float, own: Bracket) -> float:
         """Return a bound of δ by links whose ε follow an approximate curve of neighbours."""
-        most = self.neighbours.delta(0.0).upper
 
-        def approximate(at: float) -> float:
-            number, part = divmod(max(0.0, math.log(at / most) / math.log(_DELTA_RATIO)), 1)
-            low, high = (
-                _approximate_epsilon(self, most * _DELTA_RATIO**rung) if rung else 0.0
-                for rung in (int(number), int(number) + 1)
-            )
-            return low + part * (high - low) if math.isfinite(high) else high
+        def of_links(curve: PrivacyCurve, *, are_added: bool = False) -> Callable[[float], float]:
+            most = curve.delta(0.0).upper
 
+            def approximate(at: float) -> float:
+                number, part = divmod(max(0.0, math.log(at / most) / math.log(_DELTA_RATIO)), 1)
+                low, high = (
+                    _approximate_epsilon(self, are_added, most * _DELTA_RATIO**rung)
+                    if rung
+                    else 0.0
+                    for rung in (int(number), int(number) + 1)
+                )
+                return low + part * (high - low) if math.isfinite(high) else high
+
+            return approximate
+
+        first = of_links(self.neighbours)
+        added = None if self.added is None else of_links(self.added, are_added=True)
         low, high = max(own.lower, min(1.0, own.upper) * _MIN_DELTA_SHARE), min(1.0, own.upper)
         # If the chain is above ε there, it is above ε at every smaller δ.
-        if chained_epsilon(approximate, high, self.links, epsilon) > epsilon:
+        if chained_epsilon(first, high, self.links, epsilon, added) > epsilon:
             return high
         for _ in range(_BISECTIONS):
             middle = math.sqrt(low * high)
-            if chained_epsilon(approximate, middle, self.links, epsilon) <= epsilon:
+            if chained_epsilon(first, middle, self.links, epsilon, added) <= epsilon:
                 high = middle
             else:
                 low = middle
@@ -220,16 +251,20 @@ class ChainedCurve:
         for link in range(1, self.links + 1):
             rest = epsilon - total
             at = high / self.links * math.exp(-total)
+            curve, approximate = self.neighbours, first
+            if self.added is not None and added is not None and 2 * link > self.links:
+                curve, approximate = self.added, added
             one = rest if link == self.links else min(rest, approximate(at))
-            result += math.exp(total) * self.neighbours.delta(max(0.0, one * (1 - 1e-12))).upper
+            result += math.exp(total) * curve.delta(max(0.0, one * (1 - 1e-12))).upper
             total += one
         return result * (1 + 1e-9)
 
 
 @lru_cache(maxsize=512)
-def _approximate_epsilon(chain: ChainedCurve, delta: float) -> float:
+def _approximate_epsilon(chain: ChainedCurve, are_added: bool, delta: float) -> float:
     """Return about ε (nats) between neighbours of ``chain`` at ``delta``, or infinity."""
+    curve = chain.added if are_added and chain.added is not None else chain.neighbours
     try:
-        return float(chain.neighbours.epsilon(delta).upper)
+        return float(curve.epsilon(delta).upper)
     except AccountantError:
         return math.inf

@@ -377,6 +377,45 @@ def _phases(event: events.Event) -> tuple[events.Event, ...]:
     return event.events if isinstance(event, events.Composed) else (event,)
 
 
+@dataclass(frozen=True, slots=True)
+class _LeastUpperEnd:
+    """The least of the upper bounds of ``curves``, none of which need be attained."""
+
+    curves: tuple[PrivacyCurve, ...]
+
+    def with_width(self, relative_width: float) -> _LeastUpperEnd:
+        """Return this curve with narrower or wider brackets, where they are adjustable."""
+        return _LeastUpperEnd(tuple(adjusted(curve, relative_width) for curve in self.curves))
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Return ``[0, ε]`` (nats) at ``delta``; raises if no curve answers."""
+        # It is quick to show that a curve is above another.
+        return self._least(
+            lambda curve: curve.epsilon(delta),
+            lambda curve, bound: curve.delta(bound).upper > delta,
+        )
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return ``[0, δ]`` at ``epsilon`` (nats); raises if no curve answers."""
+        return self._least(lambda curve: curve.delta(epsilon), lambda *_: False)
+
+    def _least(
+        self,
+        answer: Callable[[PrivacyCurve], Bracket],
+        is_above: Callable[[PrivacyCurve, float], bool],
+    ) -> Bracket:
+        least, errors = math.inf, []
+        for curve in self.curves:
+            try:
+                if math.isinf(least) or not is_above(curve, least):
+                    least = min(least, answer(curve).upper)
+            except AccountantError as error:
+                errors.append(error)
+        if math.isinf(least) and errors:
+            raise errors[0]
+        return Bracket(lower=0.0, upper=least)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundedByOrder:
     """The least of the upper bounds of ``both`` orders, and of those of each order.
@@ -387,6 +426,12 @@ class BoundedByOrder:
     both: PrivacyCurve
     removed: PrivacyCurve
     added: tuple[PrivacyCurve, ...]
+
+    @property
+    def orders(self) -> tuple[_LeastUpperEnd, _LeastUpperEnd]:
+        """The curves of the record's removal and of its addition."""
+        added = self.added or (self.both,)
+        return _LeastUpperEnd((self.removed, self.both)), _LeastUpperEnd(added)
 
     def with_width(self, relative_width: float) -> BoundedByOrder:
         """Return this curve with narrower or wider brackets, where they are adjustable."""

@@ -176,17 +176,43 @@ class FourierAccountant:
         bins = LargestBinAccountant(lower_ends=False)
         engines = (accountant("gaussian"), self, self._engine("allocation"), bins)
         above: tuple[PrivacyCurve, ...] = (self._least_of_engines(others),) if others else ()
-        for number in sorted({chain.links for chain in chains}):
+        for number, replaced in sorted({(chain.links, chain.replaced) for chain in chains}):
             events_of_links = dict.fromkeys(
-                bound for chain in chains if chain.links == number for bound in _bounds_alone(chain)
+                bound
+                for chain in chains
+                if (chain.links, chain.replaced) == (number, replaced)
+                for bound in _bounds_alone(chain)
             )
             links = [
                 run_curve(one) or FirstAvailableCurve(event=one, engines=engines)
                 for one in events_of_links
             ]
-            curve = _least_upper_ends(links)
-            above = (ChainedCurve(above=above, below=(), neighbours=curve, links=number),)
+            removed, added = links, None
+            if replaced and not self.provable:
+                both = [
+                    self._orders_of_link(*one) for one in zip(events_of_links, links, strict=True)
+                ]
+                removed = [curve for curve, _ in both]
+                added = _least_upper_ends([curve for _, curve in both])
+            above = (
+                ChainedCurve(
+                    above=above,
+                    below=(),
+                    neighbours=_least_upper_ends(removed),
+                    links=number,
+                    added=added,
+                ),
+            )
         return above[0]
+
+    def _orders_of_link(
+        self, link: events.Event, curve: PrivacyCurve
+    ) -> tuple[PrivacyCurve, PrivacyCurve]:
+        """Return the curves of a removed and of an added record, where they are known apart."""
+        if any(map(has_columns, events.alternatives(link))):
+            with suppress(AccountantError):
+                return orders_of(self.curve(link))
+        return curve, curve
 
     def _engine(self, name: str) -> Accountant:
         return provable_alone(accountant(name)) if self.provable else accountant(name)

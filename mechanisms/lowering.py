@@ -113,9 +113,12 @@ class Lowered:
         slow: tuple[type[events.Event], ...] = (events.ReplacedAllocationGaussian,)
         if self.plan.dataset.records_per_unit == 1:
             slow = (*slow, events.OverlappingBins)  # a replaced record has a bound of its own
+        number = int(distance_of(self.plan) / distance_of(one.plan))
+        is_replaced = self.plan.adjacency == "replace_one" != one.plan.adjacency
         return events.ChainOfNeighbours(
             event=one.extra.compose_with(tuple(_without(slow, link) for link in links)),
-            links=int(distance_of(self.plan) / distance_of(one.plan)),
+            links=number,
+            replaced=is_replaced and number % 2 == 0,
         )
 
     @property

@@ -616,14 +616,20 @@ class FixedSizeRun(_Validated):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainOfNeighbours:
-    """A run on data sets that are ``links`` apart, where each link costs at most ``event``."""
+    """A run on data sets that are ``links`` apart, where each link costs at most ``event``.
+
+    Of a replaced unit the first half of the links remove a record, and the other half add one.
+    """
 
     event: Event
     links: int
+    replaced: bool = False
 
     def __post_init__(self) -> None:
         if self.links < 1:
             raise ValueError(f"links must be at least 1, got {self.links}")
+        if self.replaced and self.links % 2:
+            raise ValueError(f"of a replaced unit links must be even, got {self.links}")
 
 
 Event = (
@@ -662,6 +668,8 @@ def is_unsampled(event: Event) -> bool:
 
 
 def _enclose_in_chain(event: Event) -> Event:
+    if isinstance(event, ChainOfNeighbours):
+        return event
     inner, links = _split_chain(event)
     return event if inner == event else ChainOfNeighbours(event=inner, links=links)
 
