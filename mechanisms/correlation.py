@@ -98,6 +98,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     products_by_lag,
 )
 from affidavit.mechanisms.strategies.moves_along_direction import (
+    MAX_LEVELS,
     displaced_draws_mixture,
     independent_draws_mixture,
     kept_bins_mixture,
@@ -137,6 +138,7 @@ from affidavit.mechanisms.strategies.tree_moves import tree_mixture
 from affidavit.mechanisms.strategies.white_noise import (
     max_stretch,
     min_stretch,
+    project_blocks,
     project_columns,
 )
 from affidavit.mechanisms.strategies.workload import Workload
@@ -183,6 +185,12 @@ _MAX_FORGOTTEN = 0.2
 """The most, over the noise, that entries of C are left out for."""
 _MAX_MOVE = 16.0
 """The largest move over the noise that is counted in one of several phases."""
+_BLOCKS = tuple(2**k for k in range(1, 14))
+"""Numbers of blocks of a run, each of which is seen along a direction of its own."""
+_BLOCK_LEVELS = 150
+"""Distances of a block, in which few draws fall."""
+_BLOCKS_GAIN = 1.05
+"""How much more than the whole run, seen along one direction, blocks of it must show."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -849,8 +857,37 @@ class Correlation:
         shown = project_columns(at.strategy, 1 if in_turns else at.turn)
         if (together := self._seen_along_direction(joint, shown, at.turn)) is not None:
             yield events.Composed(events=(together,))
-        if at.strategy.is_nonnegative and (allocated := self._allocated(joint, at)) is not None:
-            yield allocated
+        if at.strategy.is_nonnegative:
+            if (in_blocks := self._seen_in_blocks(joint, at, together)) is not None:
+                yield in_blocks
+            if (allocated := self._allocated(joint, at)) is not None:
+                yield allocated
+
+    def _seen_in_blocks(
+        self, joint: float, at: CorrelatedRun, together: events.Leaf | None
+    ) -> events.Event | None:
+        """Return stretches of a run as releases of their own, if they show more than ``together``.
+
+        Source: docs/theorems/correlated-noise.md, Theorem 31.
+        """
+        draws_alike = self._phase.sampling.separation is None and (
+            self._phase.sampling.scheme not in ("balls_in_bins", "shuffled")
+        )
+        if not (draws_alike and isinstance(together, events.GaussianMixture)):
+            return None
+        result, most = None, _BLOCKS_GAIN * _log_divergence(together)
+        for number in _BLOCKS:
+            if (blocks := project_blocks(at.strategy, at.turn, number)) is None:
+                break
+            shown, count = blocks
+            leaf = self._seen_along_direction(joint, shown, at.turn, levels=_BLOCK_LEVELS)
+            if not isinstance(leaf, events.GaussianMixture):
+                break
+            if (shows := count * _log_divergence(leaf)) > most:
+                result, most = events.Repeated(event=leaf, count=count), shows
+            elif result is not None:
+                break
+        return None if result is None else events.Composed(events=(result,))
 
     def _allocated(self, joint: float, at: CorrelatedRun) -> events.Event | None:
         """Return a random allocation of one record that the run of a C ≥ 0 shows at least."""
@@ -887,7 +924,9 @@ class Correlation:
             longer=number if two_kinds else None,
         )
 
-    def _seen_along_direction(self, joint: float, shown: Array, turn: int) -> events.Leaf | None:
+    def _seen_along_direction(
+        self, joint: float, shown: Array, turn: int, *, levels: int = MAX_LEVELS
+    ) -> events.Leaf | None:
         """Return the run as one release, along a direction that shows so much of each step."""
         step, pair, scheme = self._sampler.step, self._pair, self._phase.sampling.scheme
         records, separation = self.plan.dataset.records_per_unit, self._phase.sampling.separation
@@ -933,6 +972,7 @@ class Correlation:
                 probability=leaf.sampling_probability,
                 records=getattr(leaf, "records", 1),
                 farthest=farthest,
+                levels=levels,
             )
         if mixture is None:
             return None

@@ -118,24 +118,34 @@ class Law:
 
 
 def independent_draws_mixture(
-    projections: Array, *, probability: float, records: int, farthest: float
+    projections: Array,
+    *,
+    probability: float,
+    records: int,
+    farthest: float,
+    levels: int = MAX_LEVELS,
 ) -> ParticipationMixture | None:
     """Return a lower bound of the move W along one direction; None if W is almost never > 0.
 
-    P(W > k ``spacing``) is at least that of the mixture. W adds up ``projections``, shape (n,), in
-    clip norms, each as often as one of ``records`` is drawn, and is capped at ``farthest``.
+    P(W > k ``spacing``) is at least that of the mixture of about so many ``levels``. W adds up
+    ``projections``, shape (n,), in clip norms, each as often as one of ``records`` is drawn, and is
+    capped at ``farthest``.
     """
     q = probability * (1 - 1e-12)
     mean, square = (q * records * float((projections**power).sum()) for power in (1, 2))
-    top = min(farthest, mean + 8 * math.sqrt(square) + 3 * float(projections.max()))
+    largest = float(projections.max())
+    top = min(farthest, mean + 8 * math.sqrt(square) + 3 * largest)
     if not top > 0:
         return None
-    spacing = top / (MAX_LEVELS - 1)
+    spacings = [top / (levels - 1)]
+    if (places := math.floor(largest / spacings[0])) > 0:
+        # Most steps of a Toeplitz strategy show about the largest move, which is then on a place.
+        spacings.append(largest / places * (1 - 1e-6))
+    rounded, spacing = max((float(_levels(projections, one).sum()) * one, one) for one in spacings)
     level, number = _best_level(projections)
-    rounded = float((projections / spacing).astype(int).sum()) * spacing
     if level * number > 1.05 * rounded:
         return _counted_mixture(level, number * records, q, farthest)
-    return _law_of_draws(projections, spacing, records, q)
+    return _law_of_draws(projections, spacing, records, q, most=1 + math.floor(top / spacing))
 
 
 def displaced_draws_mixture(
@@ -184,15 +194,18 @@ def _most_beyond(levels: Array, place: int, q: float) -> float:
 
 
 def _law_of_draws(
-    projections: Array, spacing: float, records: int, q: float
+    projections: Array, spacing: float, records: int, q: float, most: int = MAX_LEVELS
 ) -> ParticipationMixture | None:
-    """Return the law of the sum of ``projections``, rounded down, as often as records are drawn."""
+    """Return the law of the sum of ``projections``, rounded down, as often as records are drawn.
+
+    It has at most so many places as ``most``.
+    """
     levels, counts = np.unique(_levels(projections, spacing), return_counts=True)
-    law = np.zeros(MAX_LEVELS)
+    law = np.zeros(most)
     law[0] = 1.0
     for level, count in zip(levels, counts, strict=True):
         if level > 0:
-            law = _add_draws(law, min(int(level), MAX_LEVELS - 1), int(count) * records, q)
+            law = _add_draws(law, min(int(level), most - 1), int(count) * records, q)
     law *= 1 - PROBABILITY_ERROR  # removes what rounding may have added
     last = int(np.flatnonzero(np.append(1.0, law[1:]) > 1e-280)[-1])
     if last == 0:

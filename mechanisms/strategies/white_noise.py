@@ -24,6 +24,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.numerics import (
     UNIT,
     Array,
@@ -42,6 +43,7 @@ from affidavit.mechanisms.strategies.strategy import (
     Strategy,
     TooLarge,
 )
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import MAX_MATRIX_STEPS
 
@@ -135,6 +137,35 @@ def project_columns(strategy: Strategy, turn: int) -> Array:
     return np.asarray(
         np.maximum(projections, 0.0) / root_up(float(along @ along), steps) * (1 - 4 * UNIT)
     )
+
+
+def project_blocks(strategy: Strategy, turn: int, number: int) -> tuple[Array, int] | None:
+    """Return ``project_columns`` of stretches of a run, on their own rows alone, and how many.
+
+    The run is cut into about ``number`` stretches of whole turns. Each shows at least the
+    projections, shape (n,), in some order. None if C is not known to consist of such blocks and
+    entries that are not negative, or they are too short.
+    """
+    size = strategy.steps // (turn * number) * turn
+    if size < 2 * turn or strategy.steps > MAX_VECTOR or not strategy.is_nonnegative:
+        return None
+    blocks: list[Strategy]
+    match strategy:
+        case Tree() if turn == 1 and strategy.period == strategy.steps:
+            size = 1 << (size.bit_length() - 1)
+            blocks = [Tree.of(size)]
+        case Toeplitz(noise_column=None):
+            blocks = [Toeplitz.from_strategy(strategy.strategy_coefficients[:size], size)]
+        case Toeplitz(noise_column=column) if column is not None:
+            blocks = [Toeplitz.from_noise(column[:size], size)]
+        case Dense() if strategy.residual == 0:
+            matrix = strategy.visible_matrix()
+            parts = (slice(at, at + size) for at in range(0, strategy.steps - size + 1, size))
+            blocks = [Dense.from_strategy(matrix[part, part]) for part in parts]
+        case _:
+            return None
+    shown = [np.sort(project_columns(block, turn))[::-1] for block in blocks]
+    return np.min(shown, axis=0), strategy.steps // size
 
 
 def _products(

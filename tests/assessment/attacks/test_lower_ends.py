@@ -54,6 +54,7 @@ def diagonal(*entries: float) -> dict[str, object]:
     return {"kind": "matrix", "rows": rows}
 
 
+REMEMBERED = {"kind": "toeplitz", "coefficients": [1, 0.9]}
 EARLY, LATE = diagonal(0.3, 1, 1, 1), diagonal(1, 1, 0.3, 1)
 
 CASES: dict[str, Callable[[], Plan]] = {
@@ -72,6 +73,9 @@ CASES: dict[str, Callable[[], Plan]] = {
         },
     ),
     "poisson, users, replaced": lambda: small(given.POISSON, 4.0, 3, records=2, **REPLACED),
+    "poisson, in blocks": lambda: small(
+        {"scheme": "poisson", "probability": 0.1}, 1.0, 8, noise=REMEMBERED
+    ),
     "poisson, little noise": lambda: small(
         {"scheme": "poisson", "probability": 0.1}, 0.15, 2, delta=0.1
     ),
@@ -292,7 +296,11 @@ TIGHT = (
 """Lower ends that are the whole ε of their two data sets: a tenth more is refuted."""
 ORDINARY = {
     *TIGHT,
-    *("truncated, others are seen", "cyclic, users of more than a lot, replaced"),
+    *(
+        "poisson, in blocks",
+        "truncated, others are seen",
+        "cyclic, users of more than a lot, replaced",
+    ),
     *("cyclic, two phases", "cyclic, phases that differ", "shuffled, replaced", "apart"),
     *("shuffled, left out", "banded, groups"),
     *("geometric selection", "dice, poisson", "signed, full batch", "tree, poisson"),
