@@ -631,7 +631,7 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
                 steps=bins, participations=records, noise_multiplier=joint, distinct=distinct
             )
             return once, whole
-        kept = events.AllocatedRecord(
+        of_bins = events.AllocatedRecord(
             steps=bins,
             participations=records,
             noise_multiplier=joint / math.sqrt(whole) * _UP,
@@ -639,7 +639,7 @@ def _balls_in_bins(plan: Plan, index: int) -> Sampled:
             longer=rest,
             noise_of_longer=joint / math.sqrt(whole + 1) * _UP,
         )
-        return kept, 1
+        return of_bins, 1
 
     records = plan.dataset.records_per_unit
     is_shown = 1 < records < bins and (schedule.steps(plan, phase) or 0) >= bins
