@@ -48,7 +48,7 @@ class Records:
         self._in_init: set[int] = set()
         self._private: list[Any] = []
         self._marked: MarkedRows | None = None
-        self._trained: dict[int, list[tuple[int, int]]] = {}
+        self._trained: dict[int, tuple[list[tuple[int, int]], list[int], Any]] = {}
         self._sources: list[list[Any]] = []
         self._changed: set[int | None] = set()
         self.masked: tuple[int, list[int]] | None = None
@@ -181,12 +181,16 @@ class Records:
         return type(places)(places[order] for order in remaining)
 
     def trained_lot(
-        self, dataset: Any, step: int, places: list[int], max_records: int
+        self, dataset: Any, step: int, places: list[int], max_records: int, rate: float | None
     ) -> list[int]:
-        """Return which of a lot's records the trainer reads: the first few, without the removed."""
+        """Return which of a lot's records the trainer reads: the first few, without the removed.
+
+        ``rate`` is that of the plan's Poisson lots, None in other schemes.
+        """
         thinned = places[: min(max_records, self._recorder.job.lot_records)]
         roots = [self.root_of(dataset, place) for place in thinned]
-        self._trained[step] = roots
+        sampler = SimpleNamespace(sample_rate=rate, num_samples=len(dataset))
+        self._trained[step] = roots, places, sampler
         at = self._neighbour
         removed = (at.dataset, at.record) if at is not None and at.kind == "removed" else None
         remaining = [order for order, root in enumerate(roots) if root != removed]
@@ -195,7 +199,9 @@ class Records:
 
     def add_trained_lot(self, step: int) -> None:
         """Record the lot of a step of the trainer, which may have been drawn ahead."""
-        self._recorder.add("lot", records=self._trained.pop(step, []), is_private=True)
+        roots, places, sampler = self._trained.pop(step)
+        self._add_draw(places, sampler)
+        self._recorder.add("lot", records=roots, is_private=True)
 
     def number(self, dataset: Any) -> int:
         """Return the number of ``dataset``, which is new if no class hook has seen it."""

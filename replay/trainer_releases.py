@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from affidavit.plan import schedule
 from affidavit.replay.arrays import array_of
 from affidavit.replay.datasets import Records
 from affidavit.replay.recorder import Recorder
@@ -72,7 +73,7 @@ def _watch_records(loaded: Any, records: Records) -> None:
 
 
 def _watch_lots(state: Any, records: Records) -> None:
-    """Thin lots to a part of one microbatch, and mask the removed record in them."""
+    """Note lots, thin them to a part of one microbatch, and mask the removed record in them."""
     draw = state.draw
 
     @functools.wraps(draw)
@@ -80,7 +81,11 @@ def _watch_lots(state: Any, records: Records) -> None:
         lot, _ = draw(owner, step, ratchet)
         places = lot.records.tolist()
         dataset = getattr(owner._data, "_dataset", owner._data)
-        rows = records.trained_lot(dataset, step, places, owner._settings.microbatch)
+        plan = owner._config.plan
+        phase = plan.phases[owner._requirement(step).phase]
+        is_poisson = phase.sampling.scheme == "poisson"
+        rate = float(schedule.sampling_probability(plan, phase)) if is_poisson else None
+        rows = records.trained_lot(dataset, step, places, owner._settings.microbatch, rate)
         return replace(lot, records=lot.records[rows]), len(rows)
 
     state.draw = drawing

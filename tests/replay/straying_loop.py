@@ -113,6 +113,7 @@ STRAYING_FAULTS = [
     mixing("value: norm of all gradients", BETWEEN, "h.register_hook(lambda g: g / g.norm())"),
     mixing("value: hook of the losses", LOSSES,
         "losses.register_hook(lambda g: g * losses.detach().mean())"),
+    mixing("value: backward of its own", BETWEEN, "h.register_hook(lambda g: g.flip(0))"),
     mixing("value: smoothed", TARGETS, "y = 0.9 * y + 0.1 * y.mean()"),
     Fault("value: ranked", {
         LOSSES: "    losses = losses * losses.detach().argsort().argsort()\n",
@@ -136,6 +137,8 @@ STRAYING_FAULTS = [
         "            self.start = h.detach().mean(0)\n"
         "        h = h - self.start\n",
     }, "sensitivity_exceeded", "optimizer.step()"),
+    mixing("model: more rows of one record", BETWEEN,
+        "h = h[(torch.arange(len(h)) - (x[:, 0] > 1).long()).clamp(min=0)]"),
     mixing("model: mixup", INPUTS, "x = (x + x[torch.randperm(len(x))]) / 2"),
     mixing("model: coupled gradients", LOSSES,
         "losses.register_hook(lambda g: 0.01 * g * losses.detach().sum())"),
@@ -206,6 +209,13 @@ STRAYING_FAULTS = [
         PREPARED: "    def write(*_):\n"
         "        model.first.weight.data.add_(float(X.sum()))\n"
         "    optimizer.original_optimizer.register_step_post_hook(write)\n",
+    }),
+    changing("weights: a hook of all optimisers", "float(X.sum())", "Net.first.weight", {
+        PREPARED: "    def write(*_):\n"
+        "        model.first.weight.data.add_(float(X.sum()))\n"
+        "    register_optimizer_step_post_hook(write)\n",
+        "import torch\nfrom": "import torch\n"
+        "from torch.optim.optimizer import register_optimizer_step_post_hook\nfrom",
     }),
     changing("weights: a hook before the step", "float(X.sum())", "Net.first.weight", {
         PREPARED: "    def write(*_):\n"
