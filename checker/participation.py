@@ -33,6 +33,8 @@ seconds."""
 _TREE_ORDERS, _MAX_NUMBERS, _MAX_NODE_WORK = 64, 512, 20_000
 """Orders of moments of trees, and what of these takes some seconds: the numbers of participations,
 and as many for each group and level."""
+_EXACT = (2, 12), (64, 6)
+"""The most groups, or largest nodes of all groups, and how many participations have their law."""
 _CONCEDED = 1e-32 / 512
 """The probability of more participations in nodes of a tree than are counted, at most."""
 _BAND_COUNT = 64
@@ -210,14 +212,58 @@ class Nodes:
         moments = [self._moments(arb(order), rate, (*fewest, whole)) for order in orders]
         logs = [[float(value.log()) for value in row] for row in moments]
         left = after + sum(beyond, arb(0))
+        exact = self._tails_of_few(rate)
         result = []
         for square in squares:
             place, tail = float(square), left
-            for number in range(whole + 1):
+            for of_number in exact[: whole + 1]:
+                # s² is a whole number, at least this one and one more.
+                below = math.floor(place * (1 - 1e-12))
+                tail += of_number[below] if below < len(of_number) else 0
+            for number in range(len(exact), whole + 1):
                 best = min(range(len(orders)), key=lambda at: logs[at][number] - orders[at] * place)
                 chance = moments[best][number] * (-arb(orders[best]) * square).exp()
                 tail += chance.min(arb(1))
             result.append(tail)
+        return result
+
+    def _tails_of_few(self, rate: arb) -> list[list[arb]]:
+        """Return P(s² > k and n participations), of any group, for few n, by n and k."""
+        starts = [
+            (start, level)
+            for first in range(0, self.steps, self.period)
+            for start, level in _complete_nodes(first, min(self.period, self.steps - first))
+        ]
+        work = max(self.turn, self.turn * len(starts) / 32)
+        most = next((few for size, few in _EXACT if work <= size), 0)
+        if not most:
+            return []
+        drawn = (arb_poly([1 - rate, rate]) ** self.records).coeffs()[: most + 1]
+        by_phase = [[arb_poly([chance]) for chance in drawn]]
+        by_phase += [[arb_poly([1])]] * (self.turn - 1)
+        nodes: list[list[list[arb_poly]]] = []
+        for level in range(self.period.bit_length()):
+            if level:
+                half = 1 << (level - 1)
+                by_phase = [
+                    _both(left, by_phase[(phase - half) % self.turn], most)
+                    for phase, left in enumerate(nodes[-1])
+                ]
+            nodes.append(
+                [
+                    [arb_poly([arb(0)] * n**2 + law.coeffs()) for n, law in enumerate(one)]
+                    for one in by_phase
+                ]
+            )
+        result: list[list[arb]] = [[]] * (most + 1)
+        for group in range(self.turn):
+            run = [arb_poly([1])]
+            for start, level in starts:
+                run = _both(run, nodes[level][(group - start) % self.turn], most)
+            for number, law in enumerate(run):
+                tails = list(accumulate(reversed(law.coeffs())))[::-1][1:]
+                pairs = zip_longest(tails, result[number], fillvalue=arb(0))
+                result[number] = [one.max(other) for one, other in pairs]
         return result
 
     def _fewest(self, steps: int, rate: arb, conceded: float) -> tuple[int, arb]:
@@ -256,14 +302,30 @@ class Nodes:
         for group in range(self.turn):
             run = arb_poly([1])
             for first in range(0, self.steps, self.period):
-                start, length = first, min(self.period, self.steps - first)
-                for level in reversed(range(length.bit_length())):
-                    if length >> level & 1:
-                        part = levels[level][(group - start) % self.turn]
-                        run, start = joined(run, part, most[-1]), start + (1 << level)
+                length = min(self.period, self.steps - first)
+                for start, level in _complete_nodes(first, length):
+                    part = levels[level][(group - start) % self.turn]
+                    run = joined(run, part, most[-1])
             pairs = zip_longest(worst, run.coeffs(), fillvalue=arb(0))
             worst = [one.max(other) for one, other in pairs]
         return worst
+
+
+def _complete_nodes(first: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and level of the largest nodes of a tree of ``length`` steps."""
+    for level in reversed(range(length.bit_length())):
+        if length >> level & 1:
+            yield first, level
+            first += 1 << level
+
+
+def _both(first: list[arb_poly], second: list[arb_poly], most: int) -> list[arb_poly]:
+    """Return the laws of both parts, of each number of participations up to ``most``."""
+    result = [arb_poly([0])] * min(most + 1, len(first) + len(second) - 1)
+    for number, one in enumerate(first):
+        for other in range(min(len(second), len(result) - number)):
+            result[number + other] += one * second[other]
+    return result
 
 
 def is_participation_covered(

@@ -6,9 +6,9 @@ released: left children. With
     M_v(n) = E e^{θ Σ n_u²} [n_v = n]     over the released nodes u below v,
 
 that of a node is the convolution of e^{θn²} M(n) of its left half and of M(n) of its right one. The
-law of s follows by Markov's inequality. Where records wait for b - 1 steps (``b_min_sep``), small
-nodes are told apart by how long a record waits before and after them, and large ones are made of
-blocks at whose start it waits no longer.
+law of s follows by Markov's inequality; of few participations it is computed as it is. Where
+records wait for b - 1 steps (``b_min_sep``), small nodes are told apart by how long a record waits
+before and after them, and large ones are made of blocks at whose start it waits no longer.
 
 >>> mixture = tree_mixture(Tree.of(steps=512), turn=1, probability=0.01)
 >>> round(mixture.weights[0], 4)
@@ -44,6 +44,8 @@ _CONCEDED = CONCEDED_PROBABILITY / 8
 """The probability of more participations of nodes than are counted."""
 _MAX_NUMBERS = 512
 """Numbers of participations that are told apart; of more, even ones stand for odd ones."""
+_EXACT = (2, 12), (64, 6)
+"""The most groups, or largest nodes of all groups, and how many participations have their law."""
 _MAX_WORK = 4_000_000_000
 """Multiplications up to which waits are told apart in a whole run, and those of one mixture."""
 _DOUBLINGS = 3
@@ -65,9 +67,13 @@ def tree_mixture(
     typical = mean * (levels + 2 * mean)
     orders = np.geomspace(_RANGE[0] / typical, max(_RANGE[1] / levels, 2 / typical), _ORDERS)
     orders = np.append(0.0, orders)
+    exact: list[Array] = []
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if separation == 1:
-            moments = _in_groups(tree, turn, probability, records, orders)
+            told = _in_groups(tree, turn, probability, records, orders)
+            # Of each number, the worst group.
+            moments = told.values.max(axis=1)
+            exact = _tails_of_few(tree, turn, probability, records) if told.unit == 1 else []
         else:
             moments = _apart(tree, separation, probability, records, orders)
         logs = np.log(moments) + tree.steps * 2.0**-44
@@ -77,8 +83,12 @@ def tree_mixture(
     def tails(distances: Array) -> Array:
         result = np.full(len(distances), _CONCEDED)
         tilts = np.multiply.outer(np.square(distances) * (1 - PROBABILITY_ERROR), orders)
-        for of_number in logs.T:
-            result += np.exp((of_number - tilts).min(axis=1).clip(None, 0.0))
+        for number, of_number in enumerate(logs.T):
+            if number < len(exact):
+                places = np.minimum(tilts[:, -1] / orders[-1], len(exact[number]) - 1)
+                result += exact[number][places.astype(np.int64)]
+            else:
+                result += np.exp((of_number - tilts).min(axis=1).clip(None, 0.0))
         return np.minimum.accumulate(np.minimum(result * (1 + PROBABILITY_ERROR), 1.0))
 
     drawn = min(1.0, -math.expm1(draws * math.log1p(-probability)) * (1 + PROBABILITY_ERROR))
@@ -148,8 +158,8 @@ class _Limits:
         return high
 
 
-def _in_groups(tree: Tree, turn: int, probability: float, records: int, orders: Array) -> Array:
-    """Return bounds of E e^{θs²} [n] of independent draws, shape (orders, numbers)."""
+def _in_groups(tree: Tree, turn: int, probability: float, records: int, orders: Array) -> _Moments:
+    """Return E e^{θs²} [n] of independent draws in each group."""
     limits = _Limits(steps=tree.steps, turn=turn, probability=probability, records=records)
     # Of the steps from a place on the group has step φ, and others b steps apart.
     values = np.zeros((len(orders), turn, records + 1))
@@ -181,8 +191,65 @@ def _in_groups(tree: Tree, turn: int, probability: float, records: int, orders: 
     if rest:
         last = _tree_of(rest, nodes, limits, orders)
         result = result.followed_by(last, done, limits.at(tree.steps))
-    # Of each number, the worst group.
-    return np.asarray(result.values.max(axis=1))
+    return result
+
+
+def _tails_of_few(tree: Tree, turn: int, probability: float, records: int) -> list[Array]:
+    """Return P(s² > k and n participations), of any group, for few n; each of shape (squares,).
+
+    Nothing if there are too many groups or trees.
+    """
+    starts = [
+        (first + (length >> level + 1 << level + 1), level)
+        for first in range(0, tree.steps, tree.period)
+        for length in (min(tree.period, tree.steps - first),)
+        for level in reversed(range(length.bit_length()))
+        if length >> level & 1
+    ]
+    most = next((few for size, few in _EXACT if max(turn, turn * len(starts) / 32) <= size), 0)
+    ways = range(min(records, most) + 1)
+    drawn = [
+        np.array([math.comb(records, n) * probability**n * (1 - probability) ** (records - n)])
+        for n in ways
+    ]
+    by_phase = [drawn, *[[np.ones(1)]] * (turn - 1)]
+    nodes: list[list[list[Array]]] = []
+    for level in range(tree.period.bit_length() if most else 0):
+        if level:
+            half = 1 << (level - 1)
+            by_phase = [
+                _joined(left, by_phase[(phase - half) % turn], most)
+                for phase, left in enumerate(nodes[-1])
+            ]
+        squares = [
+            [np.append(np.zeros(n * n), law) for n, law in enumerate(one)] for one in by_phase
+        ]
+        nodes.append(squares)
+    result = [np.zeros(1)] * (most + 1)
+    for group in range(turn if most else 0):
+        run = [np.ones(1)]
+        for start, level in starts:
+            run = _joined(run, nodes[level][(group - start) % turn], most)
+        for number, law in enumerate(run):
+            tails = np.append(np.cumsum(law[::-1])[::-1][1:], 0.0)
+            size = max(len(tails), len(result[number]))
+            result[number] = np.maximum(
+                *(np.append(one, np.zeros(size - len(one))) for one in (tails, result[number]))
+            )
+    return result if most else []
+
+
+def _joined(first: list[Array], second: list[Array], most: int) -> list[Array]:
+    """Return the laws of both parts, of each number of participations up to ``most``."""
+    result: list[Array] = [np.zeros(1)] * min(most + 1, len(first) + len(second) - 1)
+    for number, one in enumerate(first):
+        for other in range(min(len(second), len(result) - number)):
+            law = np.convolve(one, second[other])
+            shorter, longer = sorted((law, result[number + other]), key=len)
+            longer = longer.copy()
+            longer[: len(shorter)] += shorter
+            result[number + other] = longer
+    return result
 
 
 def _tree_of(steps: int, nodes: list[_Moments], limits: _Limits, orders: Array) -> _Moments:
