@@ -1,7 +1,6 @@
 """Find what may change an object that holds settings: its other names, and who is passed it.
 
-Assignments, arguments and returns connect names in both directions and across scopes: two objects
-that ever share a name count as one. A call outside the file may change an object that it receives.
+Two objects that ever share a name, in any scope, count as one.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ Reference = ast.Name | ast.Attribute | ast.Subscript
 
 
 def find_change(script: Script, holder: ast.expr, key: str, *, items: bool) -> ast.AST | None:
-    """Find what may set the part ``key`` of an object, or takes the object out of sight.
-
-    With ``items``, its methods may change it too, as may assignments to its parts.
-    """
+    """Find what may set the part ``key`` of an object, or one of its ``items``, or hides it."""
     chain = [holder]
     while isinstance(chain[-1], ast.Attribute | ast.Subscript):
         chain.append(chain[-1].value)

@@ -45,12 +45,8 @@ def read(
 ) -> PartialPlan | None:
     """Read the plan fields of the script's private call; return None if it has none.
 
-    The plans of other private calls are its ``others``.
-
-    ``folder`` is where imports, settings and launch files are searched, and ``name`` the name of
-    the script's file. A script that is not ``explicit`` is only read if it imports a training
-    library. Raises ``MalformedPlan`` if the script is not Python, or may call another method, or
-    use other arguments or noise than the text shows.
+    Imports and launch files are searched in ``folder``. A script that is not ``explicit`` must
+    import a training library. Raises ``MalformedPlan`` if other noise may be used than is shown.
     """
     try:
         with one_walk():
@@ -115,10 +111,7 @@ def _plan_of(
     elsewhere: list[ast.Call],
     stated: dict[str, Any],
 ) -> PartialPlan:
-    """Read the plan of one private call; raises ``MalformedPlan``.
-
-    Of ``others`` one runs instead of it, and those ``elsewhere`` may run too.
-    """
+    """Read the plan of a call; others run instead of it, or ``elsewhere``. Raises as ``_plans``."""
     large = _require_unambiguous(script, library, call)
     whys = [f"it imports {file}, which is too large to be read" for file in large]
     leading = leading_definitions(script, call)
@@ -222,11 +215,7 @@ def _private_calls(script: Script, library: Library) -> tuple[list[list[ast.Call
 
 
 def _running_references(script: Script, named: list[ast.expr]) -> list[ast.expr]:
-    """Return the references to private calls that can run.
-
-    A reference is left out if a known condition excludes it, or if nothing in the script mentions
-    its function or class while another reference runs.
-    """
+    """Return the references to private calls that can run: no known condition excludes them."""
     values = Evaluator(script, READERS)
     running = [node for node in named if not is_left_out(values, node)] or named
     if not script.dynamic:
@@ -272,10 +261,7 @@ def _private_call_of(script: Script, library: Library, node: ast.expr) -> ast.Ca
 
 
 def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> list[str]:
-    """Refuse a call that may not be the library's, with the arguments that the text shows.
-
-    Return the files that it may import and that are too large to be read.
-    """
+    """Refuse a call that may not be the library's; return files that are too large to be read."""
     kind, name = f"{library.name} script", last_name(call.func)
     files = (file_of_package(script, name) for name in (*library.modules, *ARRAY_PACKAGES))
     if (hidden := next(filter(None, files), None)) is not None:
@@ -315,10 +301,7 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> li
 
 
 def _change_by(module: Script, script: Script, library: Library) -> ast.AST | None:
-    """Find what may change the noise of any private object, or a part of the library.
-
-    Of the script itself, ``uses`` reads what it does with objects that it knows.
-    """
+    """Find what may change the noise of any private object that ``uses`` does not know."""
     other = module is not script
     if other and module.dynamic and find_import(module, library.modules):
         return module.dynamic[0]

@@ -1,8 +1,6 @@
 """Find what the files of a repository set when they launch a script: options and variables.
 
-An overridden default is not what runs. Each file that names the script is searched for words that
-look like settings (``--name``, ``name=value``, ``name: value``), beside the script and above it,
-except documentation. What the words do is not followed, so that they leave the option open.
+In files that name it, words such as ``--name`` and ``name=value`` leave an option open.
 """
 
 from __future__ import annotations
@@ -43,11 +41,7 @@ SEPARATORS = re.compile(r"""[\s"'`\[\](){},;|&\\]+""")
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What files set that name a script, and what may launch it and is not read.
-
-    ``settings`` has the options, each with a file that names it. Their names are in lower case with
-    underscores and without dashes, such as ``noise_multiplier``.
-    """
+    """Options that files set, with the file that names each, and what is not read."""
 
     settings: dict[str, str]
     unread: str | None
@@ -85,10 +79,7 @@ def _settings(text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=MAX_FILES)
 def _read(file: str, root: str) -> tuple[str | None, frozenset[str]]:
-    """Return the text of a file, None if it is too large, and the programs that it names.
-
-    The program "" stands for programs that are not known.
-    """
+    """Return the text of a file, None if it is too large, and the programs it names ("" is any)."""
     try:
         raw = read_inside(file, root, MAX_SEARCHED)
     except (OutsideFolder, FileNotFoundError):

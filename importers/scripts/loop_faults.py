@@ -1,7 +1,4 @@
-"""Name well-known faults of a training loop: summed lots, repeated noise, joining layers.
-
-Each is told by the form of a few lines. What these do not name is an open use.
-"""
+"""Name well-known faults of a training loop, each by the form of a few lines."""
 
 from __future__ import annotations
 
@@ -137,10 +134,7 @@ def find_mixing_call(values: Evaluator) -> ast.AST | None:
 
 
 def find_joining_layer(values: Evaluator) -> ast.AST | None:
-    """Find a layer or loss that joins the records of a lot.
-
-    Opacus refuses such layers itself, and its validator replaces them.
-    """
+    """Find a layer or loss that joins the records of a lot, and that Opacus does not refuse."""
     refused = find_import(values.script, ("opacus", "torchdp")) is not None
     called = values.script.calls_to(*NAMES["lot_losses"])
     for call in values.script.calls_to(*NAMES["lot_statistics"]):
@@ -157,10 +151,7 @@ def find_joining_layer(values: Evaluator) -> ast.AST | None:
 
 
 def _is_applied(script: Script, layer: ast.Call) -> bool:
-    """Whether a layer is called where it is made, by its name, or as an item, or is in a list.
-
-    No model holds such a layer, so that Opacus does not find it.
-    """
+    """Whether a layer is called where no model holds it, so that Opacus does not find it."""
     called = [call.func for call in script.calls]
     items = {last_name(item.value) for item in called if isinstance(item, ast.Subscript)}
     for outer in script.ancestors(layer):
@@ -193,10 +184,7 @@ def find_skipped_lots(values: Evaluator) -> ast.AST | None:
 
 
 def divided_losses(values: Evaluator) -> Iterator[tuple[ast.AST, str]]:
-    """Yield mean losses whose divisor other records decide too, with the reason.
-
-    They divide by a sum of weights, or by the number of targets that they do not ignore.
-    """
+    """Yield means by a sum of weights, or by the number of targets that are not ignored."""
     for call in values.script.calls_to(*NAMES["divided_losses"]):
         named, first = keywords_of(call), 2 if (last_name(call.func) or "").islower() else 0
         reduction = values.known_value(named.get("reduction"))

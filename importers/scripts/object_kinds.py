@@ -1,9 +1,8 @@
 """Give each expression of a script the kinds of private objects that it may be.
 
-Kinds are those of ``uses.toml``. They pass from what is assigned to names, attributes, parameters
-and results, over the whole script at once: a name has the kinds of all values that may reach it.
-What a condition on records decides is a value of records too. Nothing here allows a use;
-``uses`` does.
+Kinds are those of ``uses.toml``. A name, attribute, parameter or result has the kinds of all values
+that may reach it. What a condition on records decides is a value of records too. What ``uses`` asks
+about passes on the kinds that it has if nothing is wrong with it, so that it is asked about once.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from affidavit.importers.scripts.values import Evaluator, default_of
 
 RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion", "lots")}
 """What Opacus' private call returns, in order."""
+PLOTS = ("matplotlib", "seaborn")
 MAX_PASSES = 30
 MAX_DEPTH = 5
 OF_LOTS = SECRETS - {"data", "lots"}
@@ -70,6 +70,7 @@ class ObjectKinds:
         self.attached: set[tuple[ast.AST, str]] = set()
         """The names of optimisers that an engine makes private, with their scopes."""
         self.sources = sources
+        self.plots = any({*PLOTS, "pyplot"} & {*name.split(".")} for name in self.script.imported)
         for place in sources.places:
             self.bound[place] |= {"data"}
         self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
@@ -118,6 +119,8 @@ class ObjectKinds:
                 | ast.withitem(context_expr=value, optional_vars=ast.expr() as target)
             ):
                 self._bind(target, self.kinds(value), value)
+            case ast.Subscript(value=base, ctx=ast.Del()):
+                self._hold(base, self._decided(node))
             case ast.AugAssign(target=target, value=value):
                 self._bind(target, computed(self.kinds(target), self.kinds(value)), None)
             case (
@@ -142,9 +145,8 @@ class ObjectKinds:
             case ast.Name() | ast.Attribute():
                 self.bound[target] |= kinds | self._decided(target)
             case ast.Subscript(value=base, slice=index):
-                if self.kinds(index) & SECRETS:
-                    self._hold(base, VALUE)
-                self._hold(base, kinds or self._decided(target))
+                decided = VALUE if self.kinds(index) & SECRETS else self._decided(target)
+                self._hold(base, items_of(kinds) | decided)
             case ast.Starred(value=inner):
                 self._bind(inner, kinds, None)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
@@ -207,11 +209,21 @@ class ObjectKinds:
                 self._bind(target, self.element(self.kinds(iterable)), None)
 
     def _hold(self, base: ast.expr, kinds: Kinds) -> None:
-        """Note that the object of a name holds others."""
-        base = whole_of(base)
-        if isinstance(base, ast.Name) and kinds and base.id != "self":
-            for item in self.script.bindings_of(base):
-                self.bound[item.node] |= kinds
+        """Note that an object holds others, by each name that it has been given."""
+        while isinstance(base, ast.Subscript) or (
+            isinstance(base, ast.Attribute) and last_name(base.value) != "self"
+        ):
+            base = base.value
+        for place in self.script.places_of(base) if last_name(base) != "self" else ():
+            if kinds <= self.bound[place]:
+                continue
+            self.bound[place] |= kinds
+            passed = isinstance(place, ast.arg) and self.values.attempt(
+                self.values.arguments_for, base, place
+            )
+            for same in passed or [self.sources.value_at(place)]:
+                if isinstance(same, ast.Name | ast.Attribute):
+                    self._hold(same, kinds)
 
     def _pass_arguments(self, call: ast.Call) -> None:
         """Pass arguments to the functions and methods of this file that a call may run."""
@@ -226,7 +238,9 @@ class ObjectKinds:
                     self.attached.add((scope, name.id))
             case ast.Call(func=ast.Attribute(value=base, attr=name)) if name in NAMES["mutators"]:
                 if not self.kinds(base) & HANDLES:
-                    self._hold(base, self.of_arguments(call))
+                    put = self.of_arguments(call)
+                    kinds = items_of(put) if name == "append" else put
+                    self._hold(base, kinds | self._decided(call))
         if "model" in self.kinds(call.func):
             for layer in self.layers:
                 passed = self.script.passed_arguments(layer, call)
@@ -248,10 +262,7 @@ class ObjectKinds:
         return frozenset().union(*(self.kinds(item) for _, item in arguments_of(call)))
 
     def _give_parameters(self) -> None:
-        """Give methods of models ``self``, and layers rows: what has no default.
-
-        Keras' logs are values of records.
-        """
+        """Give methods of models ``self``, and layers rows: what has no default."""
         for node in self.script.nodes:
             if isinstance(node, ast.arg) and node.arg == "logs":
                 self.bound[node] |= VALUE
@@ -301,10 +312,7 @@ class ObjectKinds:
         return [item for item, owner in owners.items() if item in made or owner in made]
 
     def element(self, kinds: Kinds) -> Kinds:
-        """Return the kinds of the elements of what is iterated.
-
-        Where a private loader draws the lots, others of the records are only values of them.
-        """
+        """Return the kinds of the elements: lots only of a private loader, if one draws them."""
         drawn = "lot" if "lots" in kinds or self.library is not OPACUS else "value"
         passed = {"data": drawn, "lots": "lot", "rows": "value", "lot": "rows", "loss": "value",
                   "size": "count"}  # fmt: skip
@@ -360,7 +368,7 @@ class ObjectKinds:
         if not bindings:
             return self.assumed.get(node.id, NOTHING)
         own = self.reaching(node, scope, bindings)
-        made = frozenset().union(*(self.bound[item.node] for item in own))
+        made = whole(frozenset().union(*(self.bound[item.node] for item in own)))
         return made - {"optimizer"} | {"private"} if (scope, node.id) in self.attached else made
 
     def reaching(self, use: ast.Name, scope: ast.AST, bindings: list[Binding]) -> list[Binding]:
@@ -418,9 +426,9 @@ class ObjectKinds:
             return NOTHING
         stores = self.script.stored_attributes.get(name, [])
         made = [Binding(item) for item in stores]
-        own = frozenset().union(
+        own = whole(frozenset().union(
             *(self.bound[item.node] for item in self._after_private_call(node, made))
-        )
+        ))  # fmt: skip
         if base == {"model"} and name in NAMES["settings"]:
             return own
         if base & {"model", "private", "optimizer"} and name in NAMES["gradients"]:
@@ -433,7 +441,7 @@ class ObjectKinds:
             if name == "loss":
                 return own | (VALUE if "value" in base else {"loss"})
             if base & {"data", "lots"}:
-                return own | ({"data"} if name in ("dataset", "T", "values") else VALUE)
+                return own | ({"data"} if name in NAMES["record_fields"] else VALUE)
             return own | (base if base == {"lot"} or name in ("logits", "data") else VALUE)
         if "model" in base:
             return own | ({"model"} if not own or name in ("weight", "bias") else NOTHING)
@@ -447,12 +455,14 @@ class ObjectKinds:
             return size_at(index)
         if not base & SECRETS:
             return base | (VALUE if decided else NOTHING)
-        by_name = isinstance(index, ast.Constant)
+        by_name, key = isinstance(index, ast.Constant), is_key(index)
         whole = isinstance(index, ast.Tuple) and keeps_rows(index.elts)
+        columns = self.values.known_value(index) if "data" in base and not key else None
+        key |= isinstance(columns, list) and all(isinstance(item, str) for item in columns)
         return frozenset(
             "rows" if kind == "lot" and by_name
-            else kind if kind in HANDLES or whole or (kind == "rows" and is_key(index))
-            or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or is_key(index)))
+            else kind if kind in HANDLES or whole or (kind == "rows" and key)
+            or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or key))
             else "rows" if kind in ("data", "lots") and self.library is not OPACUS
             else "value"
             for kind in base
@@ -510,7 +520,8 @@ class ObjectKinds:
         names = {item.name for owner in owners for item in owner.body if hasattr(item, "name")}
         if taken & {"data", "value"} and "__getitem__" in names:
             parts = (part for owner in owners for part in ast.walk(owner))
-            taken |= frozenset().union(*(self.bound[part] for part in parts if part in self.bound))
+            kinds = (self.bound[part] for part in parts if part in self.bound)
+            taken = whole(taken.union(*kinds))
             return frozenset({"data"}) if "value" not in taken else VALUE
         return frozenset({"holder"}) if taken else NOTHING
 
@@ -531,6 +542,8 @@ class ObjectKinds:
             return self._of_item(shape_of(base, "shape"), call.args[0])
         if base & SECRETS:  # computed with a parameter, it is a value of records still
             base -= {"model"}
+        if "data" in base and find_method("data", name) is None:
+            return base  # It is asked what this does with the records.
         uses = [find_method(kind, name) for kind in sorted(base - {"rows"})]
         gives = [item.gives for item in uses if item is not None]
         if "same" in gives:
@@ -549,13 +562,22 @@ class ObjectKinds:
         use = find_function(self.script, call)
         if use is None:
             known = self.script.comes_from(call.func, NAMES["numerical_packages"])
-            if taken & SECRETS == {"data"} and not known:
-                return frozenset({"data"})  # It is asked what this does with the records.
+            known |= name in (*NAMES["container_methods"], *NAMES["loggers"])
+            known |= self.draws(call.func) or isinstance(whole_of(call.func), ast.Constant)
+            made = (taken & SECRETS) - COUNTS
+            if made - VALUE and not known:
+                # It is asked what this does with the records: here, each gives its own.
+                text = ast.unparse(self.statement(call)).lower()
+                of_lot = "loss" if "loss" in made or "loss" in text else "rows"
+                return frozenset({"data" if "data" in made else of_lot})
             return VALUE if taken & SECRETS else taken & {"model"}
         return self.given_by(use, call, passed)
 
     def given_by(self, use: Use, call: ast.Call, passed: list[Kinds]) -> Kinds:
         """Return the kinds of the result of a listed function."""
+        if use.gives in ("each", "loss") and "value" not in use.takes:
+            # It is asked about values of records: here, each is of one record.
+            passed = [own - VALUE | {"rows"} if "value" in own else own for own in passed]
         taken = frozenset().union(*passed)
         match use.gives:
             case "same" | "each" | "along":
@@ -576,8 +598,10 @@ class ObjectKinds:
             case "drawn":
                 return frozenset({"rows"}) if taken == {"size"} else taken and VALUE
             case "data" | "same data":
-                again = "value" in taken or self._draws_again(call)
-                return as_value(taken) & VALUE if again else taken & {"data", "lots"}
+                if self._draws_again(call):
+                    return as_value(taken) & VALUE
+                # It is asked whether values are of one record each.
+                return (taken & {"data", "lots"}) | ({"data"} if "value" in taken else NOTHING)
         return frozenset(use.gives.split())
 
     def _draws_again(self, call: ast.Call) -> bool:
@@ -596,7 +620,7 @@ class ObjectKinds:
         if name in ("isinstance", "hasattr", "type", "print", "id", "callable"):
             return NOTHING
         if name == "len":
-            if "value" in taken:
+            if "value" in taken and self._is_decided(call.args[0], VALUE):
                 return VALUE
             return frozenset({"size"}) if taken & {"lot", "rows"} else NOTHING
         if name == "next":
@@ -614,6 +638,16 @@ class ObjectKinds:
             return as_value(taken)
         return loss_of(taken)  # what a part of a script leaves out
 
+    def draws(self, function: ast.expr, depth: int = 0) -> bool:
+        """Whether a function is of a package of plots, or a method of what such a one makes."""
+        root = whole_of(function)
+        if not self.plots:
+            return False
+        made = [self.sources.value_at(place) for place in self.script.places_of(root)]
+        makers = [getattr(item, "func", root) for item in made] if depth < MAX_DEPTH else []
+        of_others = bool(makers) and all(self.draws(maker, depth + 1) for maker in makers)
+        return self.script.comes_from(root, PLOTS) or of_others
+
     # ---- what records decide -------------------------------------------------------------
 
     def deciding(self, node: ast.AST) -> ast.expr | None:
@@ -624,17 +658,24 @@ class ObjectKinds:
                 return None
             tests, secret = _conditions(outer, inner)
             for test in tests:
-                if self.kinds(test) & secret:
+                if self._is_decided(test, secret):
                     return test
             inner = outer
         return None
 
+    def _is_decided(self, test: ast.expr, secret: Kinds) -> bool:
+        """Whether records decide a condition, or the length of a list: not what is put into it."""
+        if not self.kinds(test) & secret:
+            return False
+        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test = test.operand
+        bound = [self.bound[place] for place in self.script.places_of(test)]
+        held = {"items"} <= frozenset().union(*bound)
+        return bool((frozenset().union(*bound) if held else self.kinds(test)) & secret)
+
 
 def _conditions(outer: ast.AST, inner: ast.AST) -> tuple[list[ast.expr], Kinds]:
-    """Return what decides if the part ``inner`` of a node runs where its kinds are some of these.
-
-    That is a condition, the number of turns of a loop, or what may fail, so that a handler runs.
-    """
+    """Return what decides if the part ``inner`` of a node runs, if its kinds are some of these."""
     match outer:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if inner is not test:
             return [test], SECRETS
@@ -642,6 +683,8 @@ def _conditions(outer: ast.AST, inner: ast.AST) -> tuple[list[ast.expr], Kinds]:
             return [first], SECRETS
         case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=args)):
             return args, SECRETS - COUNTS
+        case ast.For(iter=iterable) if inner is not iterable:  # as ``[1] * hits``
+            return [part for part in ast.walk(iterable) if isinstance(part, ast.BinOp)], VALUE
         case ast.Try(body=body) if isinstance(inner, ast.ExceptHandler) and (
             last_name(inner.type or outer) not in NAMES["other_errors"]
         ):
@@ -649,6 +692,16 @@ def _conditions(outer: ast.AST, inner: ast.AST) -> tuple[list[ast.expr], Kinds]:
             may_fail = ast.Call | ast.BinOp | ast.Subscript
             return [part for part in parts if isinstance(part, may_fail)], OF_LOTS
     return [], NOTHING
+
+
+def items_of(kinds: Kinds) -> Kinds:
+    """Return the kinds of a list that something is put into: its length tells no value of it."""
+    return kinds - VALUE | {"items"} if "value" in kinds else kinds
+
+
+def whole(kinds: Kinds) -> Kinds:
+    """Return the kinds of a list with its items."""
+    return kinds - {"items"} | VALUE if "items" in kinds else kinds
 
 
 def whole_of(part: ast.expr) -> ast.expr:

@@ -1,13 +1,6 @@
 """Read scripts that use Opacus: its loader, its rounded rates, its calibrated noise.
 
-``make_private`` replaces the data loader by one that samples with q = 1/⌈N/B⌉, and
-``make_private_with_epsilon`` calibrates its own noise.
-Known faults of Opacus 1.6:
-
-* It divides by ⌊qN⌋, which differs between data sets that differ by a record; under add_remove
-  the divisor must be public (``guard.opacus`` fixes it).
-* With ``poisson_sampling=False`` its accountant still reports the ε of Poisson lots.
-* A new ``PrivacyEngine`` resets the accountant, as do assignments to its history.
+``make_private`` samples with q = 1/⌈N/B⌉, and divides by ⌊qN⌋, which ``guard.opacus`` makes public.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Read where scripts take their settings from.
 
-Defaults of ``argparse`` and absl flags; fields of dataclasses and plain classes;
-``SimpleNamespace``; JSON and YAML files beside the script; sizes of well-known data sets. A default
-is what runs unless something overrides it; the report says that it was read.
+A default is what runs unless something overrides it; the report says that it was read.
 """
 
 from __future__ import annotations
@@ -142,10 +140,7 @@ def option_destination(call: ast.Call) -> str | None:
 
 
 def read_absl_flags(values: Evaluator, call: ast.Call) -> Any:
-    """Read absl's ``flags.FLAGS``: the defaults of its ``DEFINE_...`` calls.
-
-    Raises ``Unreadable``.
-    """
+    """Read absl's ``flags.FLAGS``, of ``DEFINE_...`` calls; raises ``Unreadable``."""
     if not (isinstance(call.func, ast.Name) and call.func.id == "FLAGS" and not call.args):
         return None
     fields: dict[str, Any] = {}
@@ -245,10 +240,7 @@ def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
 
 
 def read_settings_file(values: Evaluator, call: ast.Call) -> Any:
-    """Read ``json.load(open(...))``, ``yaml.safe_load(...)`` or ``OmegaConf.load("...")``.
-
-    Raises ``Unreadable``.
-    """
+    """Read a JSON or YAML file, as by ``json.load(open(...))``; raises ``Unreadable``."""
     text = ast.unparse(call.func)
     if text in ("open", "Path", "pathlib.Path") and call.args:
         return Record("file", {"": values.evaluate(call.args[0])})

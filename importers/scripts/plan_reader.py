@@ -1,7 +1,6 @@
 """Read the plan fields of one training script, by its library's entry in ``libraries``.
 
-Values that the text shows are read. Directives and pyproject.toml state the others; a directive
-that contradicts the text is an error. An expression that cannot be read is named with its line.
+Directives and pyproject.toml state what the text does not show, and may not contradict it.
 """
 
 from __future__ import annotations
@@ -170,10 +169,7 @@ class ScriptPlanReader(Quantities):
     # ---- the parts of a plan ------------------------------------------------------------
 
     def release(self) -> dict[str, Any]:
-        """Return the only release; raises ``MalformedPlan`` if its noise is not known.
-
-        Noise that the library ``calibrates`` is added by ``finish``.
-        """
+        """Return the only release; raises ``MalformedPlan`` if nothing tells its noise."""
         clip = self.quantity("clip_norm")
         noise = self.resolve("noise_multiplier", self.quantity("noise_multiplier"))
         release = {"name": "all", "clip_norm": clip if is_number(clip) and clip > 0 else 1.0}
@@ -214,10 +210,7 @@ class ScriptPlanReader(Quantities):
         return sampling if lot is None else sampling | {"lot_size": lot}
 
     def scheme(self) -> str | None:
-        """Return the sampling scheme of the library, or of the script's own sampler or loader.
-
-        Raises ``MalformedPlan`` if a class of the library draws other lots.
-        """
+        """Return the scheme of the library, sampler or loader; raises ``MalformedPlan``."""
         scheme = self._scheme_of_library()
         for sampler, call in self._samplers():
             name = sampler.names[0]
@@ -287,10 +280,7 @@ class ScriptPlanReader(Quantities):
         return passes_around(self.values, updates[0]) if runs else count_passes(self.values)
 
     def _updates(self) -> list[ast.Call]:
-        """Return the calls that apply private updates where no ``step()`` does.
-
-        Flax' ``state.apply_gradients(grads=...)`` is one, whatever its object is called.
-        """
+        """Return the calls that apply private updates where no ``step()`` does, as Flax'."""
         methods = self.library.methods
         uses = (use for use in attributes_used_of(self.script, self.call) if use.attr in methods)
         calls = [call for use in uses if isinstance(call := self.script.parents[use], ast.Call)]
@@ -466,10 +456,7 @@ class ScriptPlanReader(Quantities):
                 yield call
 
     def finish(self, plan: dict[str, Any], _: NoiseCalibration | None) -> dict[str, Any]:
-        """Complete the plan after all fields are merged.
-
-        A loader keeps a last lot that is smaller, unless the script says that it drops it.
-        """
+        """Complete the plan: a loader keeps a smaller last lot, unless it is said to drop it."""
         size, sampling = plan.get("dataset", {}).get("size"), dict(plan.get("sampling", {}))
         lot = sampling.get("lot_size")
         divides = isinstance(size, int) and isinstance(lot, int) and lot > 0 and size % lot == 0
@@ -478,10 +465,7 @@ class ScriptPlanReader(Quantities):
         return plan
 
     def _loaders_shuffle(self) -> bool:
-        """Whether lots have a fixed size and each record occurs once per pass.
-
-        A ``DataLoader`` without a sampler of its own draws such lots, in any order.
-        """
+        """Whether each record occurs once per pass, as in a ``DataLoader`` without a sampler."""
         if any(
             last_name(node) in NAMES["poisson_samplers"]
             or getattr(node, "arg", None) in ("batch_sampler", "sampler")

@@ -49,10 +49,7 @@ class Quantities:
         return not_imported(self.kind, message, remedy, line or self.call.lineno)
 
     def quantity(self, name: str) -> Any:
-        """Return a quantity of the private call, or of a related call.
-
-        Raises ``MalformedPlan`` if two calls state different values.
-        """
+        """Return a quantity of the private call, or of a related one; raises ``MalformedPlan``."""
         read: list[tuple[Any, int]] = []
         running = 0
         try:
@@ -269,10 +266,7 @@ def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr
 
 
 def attributes_used_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
-    """Return the attributes used of a call's result, or of names it is assigned to.
-
-    The result may be a part of an optax ``chain``.
-    """
+    """Return the attributes used of a call's result, of its names, or of a ``chain`` with it."""
     names, made = set[str | None](), [call]
     for part in made:
         outer = script.parents[part]

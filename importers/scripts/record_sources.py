@@ -16,7 +16,7 @@ from affidavit.importers.scripts.syntax import (
     package_of,
     root_of,
 )
-from affidavit.importers.scripts.use_table import find_function
+from affidavit.importers.scripts.use_table import arguments_of, find_function
 from affidavit.importers.scripts.values import Evaluator
 
 
@@ -43,7 +43,7 @@ class RecordSources:
                 if not hasattr(builtins, name):
                     self.names.add(name)
             case ast.Name() | ast.Attribute():
-                self.imports |= dict.fromkeys(self._imported(node))
+                self.imports |= dict.fromkeys(self.imported(node))
                 for place in self.script.places_of(node):
                     known = place in self.places or self.values.is_set_by_private_call(place)
                     if known or isinstance(place, ast.FunctionDef | ast.ClassDef):
@@ -54,7 +54,7 @@ class RecordSources:
                         for item in passed or ():
                             self.add(item, depth + 1)
                     else:
-                        self.add(self._value_at(place), depth + 1)
+                        self.add(self.value_at(place), depth + 1)
             case ast.Call():
                 for item in self._parts(node):
                     self.add(item, depth + 1)
@@ -84,6 +84,9 @@ class RecordSources:
             return [*call.args[: None if whole else 1], *(named[key] for key in keys)]
         if use is not None and use.gives in ("same", "each"):
             return call.args[:1]
+        if use is not None and "transform" in use.takes.get("code", ""):
+            self.calls[call] = None  # of a path
+            return []
         if (made := self.values.returned_expression(call)) is not call:
             return [made]
         if isinstance(function, ast.Attribute) and not self._is_defined(root_of(function)):
@@ -99,7 +102,7 @@ class RecordSources:
         """Whether an argument of what makes the data may itself be data: no option or path."""
         match node:
             case ast.Name():
-                made = [self._value_at(place) for place in self.script.places_of(node)]
+                made = [self.value_at(place) for place in self.script.places_of(node)]
                 made.append(self.values.origin_of(node))
                 names = {last_name(getattr(value, "func", node)) for value in made}
                 return not (names & {*NAMES["option_parsers"]} or self.values.known_value(node))
@@ -122,14 +125,30 @@ class RecordSources:
         known = (ast.alias, ast.FunctionDef, ast.ClassDef)
         return not bindings or any(isinstance(item.node, known) for item in bindings)
 
-    def _value_at(self, place: ast.AST) -> ast.AST | None:
+    def value_at(self, place: ast.AST) -> ast.AST | None:
         """Return the expression whose value a place takes, or a part of it."""
         around = self.script.ancestors(place)
         outer = next(o for o in around if not isinstance(o, ast.Tuple | ast.List | ast.Starred))
         value = getattr(outer, "value", getattr(outer, "context_expr", None))
         return assigned_to(self.script, place) or value
 
-    def _imported(self, node: ast.expr) -> list[ast.alias]:
+    def made_of(self, node: ast.AST) -> set[ast.AST]:
+        """Return the parts of an expression, and of all that its names may be given."""
+        script, parts, todo = self.script, set[ast.AST](), [node]
+        while todo:
+            for part in [part for part in ast.walk(todo.pop()) if part not in parts]:
+                parts.add(part)
+                for place in script.places_of(part):
+                    function = script.function_around(place) if isinstance(place, ast.arg) else None
+                    calls = script.calls_to(getattr(function, "name", ""))
+                    todo += [item for call in calls for _, item in arguments_of(call)]
+                    todo += [self.value_at(place) or place]
+                for use in script.reads_of(getattr(part, "id", None)):
+                    held = isinstance(outer := script.parents[use], ast.Attribute | ast.Subscript)
+                    todo += [script.parents[outer]] if held and not script.is_imported(use) else []
+        return parts
+
+    def imported(self, node: ast.expr) -> list[ast.alias]:
         """Return what imports a name, or what it is an attribute of, from another file."""
         root, aliases = root_of(node), []
         for item in self.script.bindings_of(root) if isinstance(root, ast.Name) else ():
@@ -143,7 +162,7 @@ class RecordSources:
     @cached_property
     def unread(self) -> list[ast.Call | ast.alias]:
         """The calls of other files' code that give the records in any result, and imports."""
-        calls = [call for call in self.calls if self._imported(call.func)]
+        calls = [call for call in self.calls if self.imported(call.func)]
         return [*calls, *self.imports]
 
     @cached_property

@@ -1,8 +1,4 @@
-"""Find the other Python files of a repository that run a script's private call, or it imports.
-
-Files are told by the text of their import statements. ``one_walk`` finds them once for all scripts
-that are read inside it.
-"""
+"""Find the other Python files of a repository that run a script's private call, or it imports."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ SKIPPED = frozenset({"test", "tests", "node_modules", "__pycache__", "venv", "si
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file of the repository, with the names that it imports, and all of its words.
-
-    ``names`` are those by which others import it, from any folder. Of a large file only the first
-    part is read, so that it is not ``whole``.
-    """
+    """A Python file, its ``names`` for others, and its words, all of them if it is ``whole``."""
 
     file: str
     names: frozenset[str]
@@ -44,10 +36,7 @@ class Module:
 
 
 def file_of_package(script: Script, package: str) -> str | None:
-    """Return the file or folder that Python imports in place of an installed package, if any.
-
-    It is beside the script, or in a folder that the script puts before all others.
-    """
+    """Return the file or folder that Python imports in place of an installed package, if any."""
     if script.folder is None:
         return None
     places = [script.folder]
@@ -92,11 +81,7 @@ def find_caller(script: Script, names: set[str]) -> str | None:
 
 
 def modules_of(script: Script, beside: tuple[str, ...]) -> tuple[list[Script], list[str]]:
-    """Return the modules of the repository that a script may import, at any depth.
-
-    Also return the files of those that are too large to be read whole. Packages ``beside`` are not
-    followed, since they may belong to a library.
-    """
+    """Return the modules that a script may import, not ``beside`` it, and files too large."""
     if script.folder is None:
         return [], []
     statements = [node for node in script.nodes if isinstance(node, ast.Import | ast.ImportFrom)]

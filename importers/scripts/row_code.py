@@ -6,19 +6,27 @@ import ast
 from collections.abc import Iterator
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.object_kinds import ObjectKinds
-from affidavit.importers.scripts.syntax import Script, last_name, package_of
-from affidavit.importers.scripts.use_table import SECRETS
+from affidavit.importers.scripts.object_kinds import ObjectKinds, whole_of
+from affidavit.importers.scripts.row_kinds import is_key, keeps_rows
+from affidavit.importers.scripts.syntax import (
+    Script,
+    calls_any,
+    last_name,
+    names_in,
+    package_of,
+)
+from affidavit.importers.scripts.use_table import FUNCTIONS, METHODS, SECRETS, find_function
 
+TOKENIZERS = next(use for use in FUNCTIONS if "AutoTokenizer" in use.modules.split())
+OF_ITSELF = {*NAMES["row_methods"]}.union(
+    *(use.names.split() for use in (*METHODS, *FUNCTIONS) if use.gives in ("same", "each"))
+)
+"""Functions and methods that are applied to each record by itself."""
 OF_OTHER_ROWS = "a row may be made of other records than its own"
 
 
 def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
-    """Yield what in the code that prepares single records is not understood, with the reason.
-
-    That is what is passed as a transform or mapped over the records, and what a data set of the
-    script's own does, which may take or keep others. Only functions of packages are understood.
-    """
+    """Yield what in transforms and data sets of the script's own may take or keep other records."""
     script, todo = kinds.script, list[ast.expr]()
     for node in script.nodes:
         match node:
@@ -42,7 +50,7 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
         parts = [part for part in ast.walk(todo.pop()) if part not in seen]
         seen.update(parts)
         for part in parts:
-            if isinstance(part, ast.Lambda) or (
+            if (isinstance(part, ast.Lambda) and not _is_of_one(kinds, part)) or (
                 isinstance(part, ast.Attribute) and part.attr in script.functions
             ):
                 yield part, OF_OTHER_ROWS
@@ -52,14 +60,69 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
                 source = part in of_sources
                 package = package_of(script.import_origin(bound)[0] or "")
                 foreign = isinstance(bound.node, ast.alias) and not source
-                if isinstance(bound.node, ast.FunctionDef | ast.ClassDef) or (
-                    foreign and package not in NAMES["transform_packages"]
-                ):
+                if (
+                    isinstance(bound.node, ast.FunctionDef | ast.ClassDef)
+                    and not _is_of_one(kinds, bound.node)
+                ) or (foreign and package not in NAMES["transform_packages"]):
                     yield part, OF_OTHER_ROWS
                 elif bound.value is not None and not source:
                     todo.append(bound.value)
     for method in script.functions.get("__getitem__", ()):
-        yield method, OF_OTHER_ROWS
+        if not _is_of_one(kinds, method):
+            yield method, OF_OTHER_ROWS
+
+
+def _is_of_one(kinds: ObjectKinds, code: ast.AST) -> bool:
+    """Whether a function computes with what it is given alone, and no part or mean of it."""
+    if not isinstance(code, ast.FunctionDef | ast.Lambda):
+        return False
+    script, stores = kinds.script, ast.Store | ast.Del
+    parts = [part for part in ast.walk(code) if part in script.parents and part is not code]
+    index = next((arg.arg for arg in code.args.args[1:2] if code.args.args[0].arg == "self"), None)
+    own = {part.arg for part in parts if isinstance(part, ast.arg)} - {"self"}
+    own |= {part.id for part in parts if isinstance(getattr(part, "ctx", None), ast.Store)
+            and isinstance(part, ast.Name)}  # fmt: skip
+
+    def is_listed(function: ast.expr) -> bool:
+        name, made = last_name(function) or "", kinds.values.origin_of(function)
+        reads = isinstance(made, ast.Call) and find_function(script, made) is TOKENIZERS
+        image = script.comes_from(getattr(function, "func", function), ("torchvision", "PIL"))
+        return reads or image or name in OF_ITSELF or _is_transform(name)
+
+    def fits(part: ast.AST) -> bool:
+        outer = script.parents[part]
+        match part:
+            case ast.Name(id="self"):
+                item = script.parents[outer]
+                item = script.parents[item] if getattr(item, "attr", "") == "iloc" else item
+                at = getattr(item, "slice", None)
+                at = at.elts[0] if isinstance(at, ast.Tuple) else at
+                return index is not None and (
+                    getattr(at, "id", "") == index or _is_transform(last_name(outer) or "")
+                )
+            case ast.Name(id=name, ctx=ast.Store()):
+                return name != index or (calls_any(outer, "tolist") and names_in(outer) == {name})
+            case ast.Name(id=name, ctx=ast.Load()) if name not in own:
+                package = package_of(script.module_path(part))
+                constant = kinds.values.known_value(part) is not None
+                return constant or package in NAMES["transform_packages"] or is_listed(part)
+            case ast.Subscript(value=base, slice=at, ctx=ast.Load()):
+                whole = isinstance(at, ast.Tuple) and keeps_rows(at.elts)
+                return whole or is_key(at) or last_name(whole_of(base)) == "self"
+            case ast.Call(func=function):
+                return is_listed(function)
+            case ast.keyword(arg="padding", value=value):
+                return getattr(value, "value", True) in (False, "max_length", "do_not_pad")
+            case ast.BinOp(left=left, right=right):
+                return not (names_in(left) & own and names_in(right) & own)
+            case ast.arguments(defaults=values):
+                return all(isinstance(item, ast.Constant) for item in values)
+            case ast.Attribute(ctx=context) | ast.Subscript(ctx=context):
+                return not isinstance(context, stores)
+        return not isinstance(part, ast.Global | ast.Nonlocal)
+
+    decorated = getattr(code, "decorator_list", ())
+    return not decorated and all(fits(part) for part in parts if part not in script.type_nodes)
 
 
 def _is_transform(name: str) -> bool:

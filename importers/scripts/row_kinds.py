@@ -1,7 +1,4 @@
-"""Say what computing with kinds gives: one value for each record still, or one of several.
-
-A value of one lot stays so along axes that are surely not that of the records.
-"""
+"""Say what computing with kinds gives: one value for each record still, or one of several."""
 
 from __future__ import annotations
 
@@ -68,11 +65,7 @@ def arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> 
 def applied(
     use: Use, call: ast.Call, place: int, passed: list[Kinds], kinds: Callable[[ast.expr], Kinds]
 ) -> Kinds:
-    """Return what a function or method that is applied to rows gives, by the table of uses.
-
-    Its options start at ``place``, ``passed`` are the kinds of what it is applied to and of its
-    arguments, and ``kinds`` gives those of one of them.
-    """
+    """Return what a listed function or method of rows gives; its options start at ``place``."""
     name, options, named = last_name(call.func), call.args[place:], keywords_of(call)
     taken, made, first = frozenset().union(*passed), computed(*passed), next(iter(options), None)
     if use.gives == "same":
@@ -88,6 +81,8 @@ def applied(
             keeps = len(options) == 2 and all(map(is_later_axis, options))
         case "permute":
             keeps = isinstance(first, ast.Constant) and first.value == 0
+        case "view_as" | "reshape_as":
+            keeps = first is not None and kinds(first) in ({"rows"}, {"lot"})
         case "view" | "reshape":
             others = frozenset().union(*map(kinds, options[1:]))
             keeps = first is not None and (
@@ -121,10 +116,9 @@ def is_later_axis(axis: ast.expr | None) -> bool:
 
 
 def shape_of(base: Kinds, name: str) -> Kinds:
-    """Return the kind of an attribute or a method that tells the sizes of an array.
-
-    A shape, and the number of its records, are a ``size``; what is computed of it, a ``count``.
-    """
+    """Return the kind of what tells sizes: a shape is a ``size``, others are a ``count``."""
+    if "value" in base and name in ("dim", "ndim"):  # also of what one record is left of
+        return VALUE
     if name not in ("shape", "size", "numel") or not base & {"lot", "rows", "loss", "value"}:
         return NOTHING
     return VALUE if "value" in base else frozenset({"count" if name == "numel" else "size"})

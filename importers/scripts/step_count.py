@@ -1,9 +1,6 @@
 """Count how often a script steps its private optimiser, from the loops around ``optimizer.step()``.
 
-Loops are followed outwards through the functions that the file calls. A loop over a loader is one
-pass over the data, and a loop over ``range(n)`` runs n times. Training that cannot be followed
-(several steps, a ``while`` loop, a function that something else calls) is an open question: who
-states its length must have seen what repeats it.
+A loop over a loader is one pass over the data. What cannot be followed is an open question.
 """
 
 from __future__ import annotations
@@ -102,11 +99,7 @@ def runs_once(values: Evaluator, iterable: ast.expr) -> bool:
 
 
 def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:
-    """Whether a call of ``step`` may be an optimiser's.
-
-    Accountants are recognised by ``noise_multiplier``. A schedule is recognised by what makes it,
-    and, where the text does not show that, by its name.
-    """
+    """Whether a call of ``step`` may be an optimiser's, by what makes the object, or its name."""
     if isinstance(step, ast.Call) and "noise_multiplier" in keywords_of(step):
         return False
     function = getattr(step, "func", step)
@@ -136,10 +129,7 @@ def _made_by(script: Script, owner: ast.AST, depth: int = 0) -> Iterator[str]:
 
 
 def passes_around(values: Evaluator, node: ast.AST) -> Passes:
-    """Count the iterations of the loops around ``node``, through the calls of each function.
-
-    Raises ``Unreadable``.
-    """
+    """Count the turns around ``node``, through the calls of functions; raises ``Unreadable``."""
     count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
     unread: list[tuple[ast.AST, UnreadNumber]] = []
     for outer in _around(values, node):
@@ -232,18 +222,15 @@ def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
 
 def _is_only_read(values: Evaluator, name: ast.Name | ast.Attribute) -> bool:
     """Whether a list is only iterated, indexed and passed to functions that change nothing."""
-    script = values.script
-    for outer in (script.parents[read] for read in script.reads_of(last_name(name))):
-        match outer:
-            case ast.For() | ast.comprehension() | ast.Subscript(ctx=ast.Load()):
-                pass
-            case ast.Call(func=ast.Name(id=function) as called) if function in NAMES[
-                "reading_builtins"
-            ] and not script.bindings_of(called):
-                pass
-            case _:
-                return False
-    return isinstance(name, ast.Name)
+    around = [values.script.parents[read] for read in values.script.reads_of(last_name(name))]
+    return isinstance(name, ast.Name) and all(
+        isinstance(outer, ast.For | ast.comprehension)
+        or (isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Load))
+        or (isinstance(outer, ast.Call) and isinstance(outer.func, ast.Name)
+            and outer.func.id in NAMES["reading_builtins"]
+            and not values.script.bindings_of(outer.func))
+        for outer in around
+    )  # fmt: skip
 
 
 def _range_length(values: Evaluator, call: ast.expr, arguments: list[ast.expr]) -> float:

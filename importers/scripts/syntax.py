@@ -1,8 +1,6 @@
 """Parse a script, and index its scopes, the bindings of each name, and its calls.
 
-A binding is anything that gives a name a value: assignments, parameters, imports, loops,
-patterns, ``global``. Dynamic code (``exec``, star imports, ``setattr``) is an open question.
-``getattr`` and ``setattr`` with a constant name are rewritten as attributes. The script never runs.
+``getattr`` and ``setattr`` with a constant name are attributes; other dynamic code is a question.
 """
 
 from __future__ import annotations
@@ -37,11 +35,7 @@ class Binding:
 
 @dataclass(eq=False)
 class Script:
-    """A parsed script with its scopes, bindings and calls.
-
-    ``folder`` is where imports and settings files are searched. ``name`` is the lower-case name of
-    the script's file.
-    """
+    """A parsed script with its scopes, bindings and calls, its folder and lower-case name."""
 
     tree: ast.Module
     folder: Path | None = None
@@ -158,8 +152,12 @@ class Script:
                 call = self.parents[node]
                 passed = call.args if isinstance(call, ast.Call) else []
                 return not (passed and self.comes_from(passed[0], LAYER_PACKAGES))
-            case ast.Name(id="vars"):
-                return not self._is_printed(self.parents[node])
+            case ast.Name(id="vars" | "locals" | "globals" as name):
+                call = self.parents[node]
+                match self.parents.get(call):
+                    case ast.Compare(comparators=[inside]):
+                        return inside is not call or getattr(call, "func", None) is not node
+                return name != "vars" or not self._is_printed(call)
             case ast.Name(id=name):
                 return name in NAMES["dynamic_functions"] and not self._is_own(node)
             case ast.Attribute(attr="__dict__"):
@@ -228,11 +226,15 @@ class Script:
 
     def reads_of(self, name: str | None) -> list[ast.Name]:
         """Return every place where a name is read, in any scope."""
-        return [
-            node
-            for node in self.nodes
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-        ]
+        return self._reads[name]
+
+    @cached_property
+    def _reads(self) -> dict[str | None, list[ast.Name]]:
+        table: dict[str | None, list[ast.Name]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                table[node.id].append(node)
+        return table
 
     def calls_to(self, *names: str) -> list[ast.Call]:
         """Return the calls of functions and methods with these names."""
@@ -291,10 +293,7 @@ class Script:
         return None, None
 
     def module_path(self, node: ast.expr) -> str:
-        """Return the dotted path of a package's function or class, or "" if it is of none.
-
-        With ``from torch import optim``, ``optim.SGD`` is ``torch.optim.SGD``.
-        """
+        """Return the path of a package's function or class, as ``torch.optim.SGD``, or ""."""
         root = root_of(node)
         bindings = self.bindings_of(root) if isinstance(root, ast.Name) else []
         origins = {self.import_origin(item) for item in bindings}

@@ -1,8 +1,7 @@
 """Ask about every use of a private object that is not on the allow-list.
 
-A script is only certified if each use of its model, optimiser, loader, records and engine is one of
-``uses.toml``: everything else may train more, release records, or change what the private call set
-up. It is an open question at its line, which a comment about that line, or a replay, answers::
+Everything but the uses in ``uses.toml`` may train more, release records, or change what the private
+call set up. It is an open question, which a comment about its line, or a replay, answers::
 
     warm_up(model)  # affidavit: harmless=reads_no_records
 """
@@ -20,6 +19,7 @@ from affidavit.importers.partial_plan import OpenUse
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
+from affidavit.importers.scripts.repository import modules_of
 from affidavit.importers.scripts.row_code import uses_of_row_code
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import (
@@ -59,12 +59,7 @@ def find_uses(
     *,
     draws_lots: bool,
 ) -> tuple[tuple[OpenUse, ...], list[tuple[ast.AST, str]]]:
-    """Return the uses that are not understood, in the order of their lines, and known faults.
-
-    A fault is a node with its key in ``faults.toml``. ``draws_lots`` is whether the private loader
-    must draw the lots of each step, so that sampling amplifies privacy. ``others`` are not
-    understood either.
-    """
+    """Return the uses that are not understood, by line, with ``others``, and keys of faults."""
     questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
     values, script = kinds.values, kinds.script
     followed = not script.dynamic and is_reached(script, call)
@@ -116,7 +111,10 @@ class Uses:
                     why = self.of_call(node)
                 case ast.Expr(value=ast.Call() as call):
                     why = self.of_effect(call)
-                case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS:
+                case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS and not (
+                    isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
+                    and self.kinds.kinds(value.value) <= {"data", "lots"}
+                ):  # fmt: skip
                     why = "records decide whether it fails"
                 case ast.Attribute(ctx=ast.Del()) | ast.Subscript(ctx=ast.Del()):
                     whole = self.kinds.kinds(whole_of(node)) & (HANDLES | {"lots", "data"})
@@ -176,12 +174,19 @@ class Uses:
             other = taken & {"private", "lots", "lot", "rows", "loss", "value"}
             return f"it is given the {words_of(other)}" if other else None
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
-        tells = name in NAMES["tells"] and not (base | taken) & HANDLES
-        if not tells and (test := self.kinds.deciding(call)) is not None:
+        tells = name in NAMES["tells"] and not self.kinds.functions(function)
+        if (
+            not (tells and not (base | taken) & HANDLES)
+            and (test := self.kinds.deciding(call)) is not None
+        ):
             return f"records decide whether it runs ({source_text(test)})"
         callee, named = self.kinds.kinds(function), not isinstance(function, ast.Attribute)
         if named and callee & SECRETS:
             return "records decide what it runs"
+        if self.kinds.draws(function) and name not in NAMES["pictures"] and not (
+            taken & HANDLES - {"model", "holder"}
+        ):  # fmt: skip
+            return None
         if "out" in keywords_of(call):
             return "it changes what it is given"
         if self._is_given_folder(call, name):
@@ -228,12 +233,11 @@ class Uses:
         return self._of_function(call, passed, taken) if taken and not text else None
 
     def of_effect(self, call: ast.Call) -> str | None:
-        """Say why a call whose result is not used may write or change records.
-
-        It only runs for what it does, so that a function of values alone does not explain it.
-        """
+        """Say why a call that only runs for what it does may write or change records."""
         function, name, script = call.func, last_name(call.func) or "", self.script
         base = self.kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
+        if self.kinds.draws(function):
+            return None
         if base:
             known = name in (*NAMES["container_methods"], "backward") or name.endswith("_")
             changes = base <= SECRETS and find_method("data", name) is None and not known
@@ -367,6 +371,11 @@ class Uses:
                 "model" in self.kinds.kinds(item) for _, item in passed
             ):
                 return "the weights that it loads may be of records"
+            foreign = kind == "model" and name.endswith("_") and self._reads_elsewhere
+            if foreign and any(self.kinds.sources.imported(part)
+                               for _, item in passed for part in self.kinds.sources.made_of(item)
+                               if isinstance(part, ast.Name)):  # fmt: skip
+                return "what another file reads may set it"
             if name == "map" and "batched" in keywords_of(call):
                 return "it may make several rows of one"
         if name == "step" and (why := self._of_step(call, base)) is not None:
@@ -458,9 +467,15 @@ class Uses:
         return reason
 
     @cached_property
+    def _reads_elsewhere(self) -> bool:
+        """Whether another file of the repository, that the script imports, reads a file."""
+        modules = modules_of(self.script, self.kinds.library.modules)[0]
+        return any(module.calls_to(*NAMES["file_readers"]) for module in modules)
+
+    @cached_property
     def _drawn(self) -> Kinds:
         """The kinds of what matplotlib draws."""
-        calls = (i for i in self.script.calls if self.script.comes_from(i.func, ("matplotlib",)))
+        calls = (call for call in self.script.calls if self.kinds.draws(call.func))
         return frozenset().union(*map(self.kinds.of_arguments, calls))
 
     def of_lot(self, node: ast.Subscript) -> str | None:
@@ -537,10 +552,7 @@ class Uses:
         return None
 
     def gives_another_meaning(self, node: ast.AST) -> bool:
-        """Whether a definition or import binds a name that has a meaning already.
-
-        That of the private call, or of another package's import that is no alternative.
-        """
+        """Whether a definition or import binds a name of the private call, or another import's."""
         name = getattr(node, "asname", None) or getattr(node, "name", None)
         if not isinstance(name, str):
             return False
@@ -723,17 +735,16 @@ class Uses:
 
 
 def may_know_seed(kinds: ObjectKinds, node: ast.expr) -> bool:
-    """Whether a reference to a function that seeds generators may give a seed that others know.
-
-    A seed is secret if it comes from the system's entropy, or from an option or a setting that the
-    text gives no value.
-    """
+    """Whether a reference to a function that seeds generators may give a seed that others know."""
     values, script, call = kinds.values, kinds.script, kinds.script.parents[node]
     path, known = script.module_path(node), last_name(node) in NAMES["seeds"]
     own = isinstance(node, ast.Name) and not script.is_imported(node)
-    other = ("tensorflow.random.", "jax.random.") if kinds.library is OPACUS else ()
+    torch = not kinds.library.key.startswith(("tensorflow", "jax", "optax", "objax"))
+    other = ("tensorflow.random.", "jax.random.") if torch else ()
     if not (known or path == "jax.random.key") or own or path.startswith(other):
         return False
+    if kinds.library.key.startswith("optax") and node not in kinds.sources.made_of(kinds.call):
+        return False  # it seeds weights, and not what the private call is given
     engines = script.calls_to("PrivacyEngine")
     if any(values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
         return False

@@ -1,9 +1,7 @@
 """Evaluate the expressions of a script, where its text determines their values.
 
-A value is known if the text shows every way to reach it: literals and arithmetic on them, names
-bound once, parameters that every call in the file gives the same value, defaults of options and
-dataclasses, and files beside the script. Everything else raises ``Unreadable``, which names the
-expression. An unknown value is never guessed.
+A value is known if the text shows every way to reach it. Everything else raises ``Unreadable``,
+which names the expression: no value is guessed.
 
 >>> import ast
 >>> values = Evaluator(Script(ast.parse("SIGMA = 1.4\\ndef f(C=2.0): g(SIGMA / C)\\nf()")))
@@ -76,10 +74,7 @@ Reader = Callable[["Evaluator", ast.Call], Any]
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluate the expressions of a script.
-
-    ``readers`` recognise calls that produce records, such as ``parser.parse_args()``.
-    """
+    """Evaluate the expressions of a script; ``readers`` recognise calls that produce records."""
 
     script: Script
     readers: tuple[Reader, ...] = ()
@@ -133,7 +128,9 @@ class Evaluator:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._number(operand)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self.evaluate(operand)
+                if isinstance(value := self.evaluate(operand), list | Record):
+                    raise Unreadable(node, "whether it has items may change")
+                return not value
             case ast.BinOp(left=left, op=op, right=right):
                 return self._operation(node, op, self._number(left), self._number(right))
             case ast.List(elts=items) | ast.Tuple(elts=items):
@@ -190,7 +187,7 @@ class Evaluator:
 
     def _conditional(self, test: ast.expr, body: ast.expr, other: ast.expr) -> Any:
         decided = self.try_evaluate(test)
-        if isinstance(decided, Unreadable | Record):
+        if isinstance(decided, Unreadable | Record | list):
             raise Unreadable(test, "it depends on a condition whose value is unknown")
         return self.evaluate(body if decided else other)
 
@@ -383,10 +380,7 @@ class Evaluator:
         ]
 
     def is_called_once(self, use: ast.expr) -> bool:
-        """Whether a function is passed to something that calls it exactly once.
-
-        Examples are absl's ``app.run(main)``, ``Fire(main)`` and ``ServerApp(server_fn=main)``.
-        """
+        """Whether a function is passed to what calls it once, as absl's ``app.run(main)``."""
         call = self.script.parents[use]
         return (
             isinstance(call, ast.Call)
@@ -484,10 +478,7 @@ class Evaluator:
             raise Unreadable(node, f"it fails: {error}") from None
 
     def origin_of(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
-        """Return what a name or attribute of ``self`` is bound to before private calls.
-
-        Plain functions of this file are followed, and parameters to the only call of a function.
-        """
+        """Return what a name, or an attribute of ``self``, is made by before private calls."""
         script, target = self.script, None
         if depth > MAX_DEPTH:
             return None
@@ -513,10 +504,7 @@ class Evaluator:
         return self.origin_of(assigned_to(script, target), depth + 1)
 
     def returned_expression(self, node: ast.expr) -> ast.expr:
-        """Return what a plain function call returns, if the function has one final ``return``.
-
-        Any other expression is returned unchanged.
-        """
+        """Return what a call of a function with one final ``return`` returns, else the node."""
         function = self.script.function_of(node.func) if isinstance(node, ast.Call) else None
         if function is not None and not function.decorator_list:
             yields = any(isinstance(o, ast.Yield | ast.YieldFrom) for o in ast.walk(function))
@@ -570,7 +558,7 @@ def is_left_out(values: Evaluator, node: ast.AST) -> bool:
     for outer in values.script.ancestors(node):
         if isinstance(outer, ast.If | ast.IfExp):
             value = values.try_evaluate(outer.test)
-            if not isinstance(value, Unreadable | Record) and branch(
+            if not isinstance(value, Unreadable | Record | list) and branch(
                 values.script, outer, node
             ) == ("orelse" if value else "body"):
                 return True

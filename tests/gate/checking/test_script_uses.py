@@ -128,6 +128,20 @@ HARMLESS = {
         "before": "import tensorflow as tf\ntf.random.set_seed(0)"
     },
     "weights of answers": {"before": "measure = nn.BCEWithLogitsLoss(pos_weight=torch.ones(1))"},
+    "a curve of losses that is shown, and how many they are": {
+        "before": "import matplotlib.pyplot as plt\nlosses = []\nfigure, axes = plt.subplots(1, 2)",
+        "step": "losses.append(loss.item())",
+        "end": "if 'net' in locals():\n    axes[0].plot(losses)\nif losses:\n    plt.show()",
+    },
+    "code for one record": {
+        "top": "def flat(image):\n    return transforms.ToTensor()(image).view(-1)",
+        "before": "images.transform = flat\nheld_out.transform = lambda image: image / 255.0",
+    },
+    "a data set of its own": {
+        "before": "class Own:\n    def __init__(self, rows):\n        self.rows = rows\n"
+        "    def __getitem__(self, at):\n        return self.rows[at]\n"
+        "digits = DataLoader(Own(images), batch_size=LOT)"
+    },
 }
 
 
@@ -205,12 +219,51 @@ OPEN = {
     "a namespace": {"after": "globals()['digits'] = DataLoader(images, batch_size=LOT)"},
     "any attribute": {"after": "for name in ('scale', 'x'):\n    setattr(opt, name, 1)"},
     "the state of a dictionary": {"after": "vars(opt)['expected_batch_size'] = 1"},
+    "a list that records make longer": {
+        "step": "hits = []\nsame = hits\nif loss < 0.2:\n    same.append(1)\n"
+        "if len(hits) > 0:\n    return"
+    },
+    "a list that records make shorter": {
+        "step": "hits = [1]\nif loss < 0.2:\n    del hits[0]\nif not hits:\n    return"
+    },
+    "turns that records decide": {
+        "step": "for hit in [1] * int(loss < 0.2):\n    torch.save(net.state_dict(), 'best.pt')"
+    },
+    "whether one record is left": {"step": "if label[label > 5].squeeze().dim():\n    return"},
+    "what an empty dictionary hides": {
+        "end": "seen = {}\nif not seen:\n    torch.save(images.targets, 'labels.pt')"
+    },
+    "a transform that keeps a record": {
+        "top": "def shift(image, seen=[]):\n    seen.append(image)\n    return seen[0]",
+        "before": "images.transform = shift",
+    },
+    "a data set that takes another record": {
+        "before": "class Own:\n    def __init__(self, rows):\n        self.rows = rows\n"
+        "    def __getitem__(self, at):\n        return self.rows[at - 1] + self.rows[at]\n"
+        "digits = DataLoader(Own(images), batch_size=LOT)"
+    },
+    "counts that a picture gives": {
+        "before": "import matplotlib.pyplot as plt\nfigure, axes = plt.subplots()\n"
+        "net.last.bias.data.copy_(torch.tensor(axes.hist(images.targets)[0]))"
+    },
 }
 
 
 @pytest.mark.parametrize("parts", OPEN.values(), ids=OPEN)
 def test_another_use_is_never_certified(parts: dict[str, str]) -> None:
     assert _blocking(_script(**parts))
+
+
+def test_what_follows_a_use_that_is_asked_about_is_not_asked_about_again() -> None:
+    scaled = (
+        "from sklearn.preprocessing import StandardScaler\nscaler = StandardScaler()\n"
+        "rows = torch.tensor(scaler.fit_transform(images.data))\n"
+        "digits = DataLoader(torch.utils.data.TensorDataset(rows, images.targets), batch_size=LOT)"
+    )
+    partial = importer.read(_script(before=scaled).encode(), Path(), name="train.py")
+    assert partial is not None
+    (use,) = partial.open_uses
+    assert "fit_transform of the records" in use.message
 
 
 def test_an_open_use_is_asked_about_at_its_line_until_that_line_is_answered(
@@ -243,10 +296,12 @@ HELPERS = {
     "        self.last.bias.data = torch.bincount(data.targets).float().log()\n"
     "    def forward(self, image):\n        return self.last(image.flatten(1))\n":
     "net = Warm(images)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
+    "import pandas\ndef scale():\n    return pandas.read_csv('records.csv').x.mean()\n":
+    "size = scale()\nnet.last.weight.data.mul_(size)",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("helper", "use"), HELPERS.items(), ids=["function", "class"])
+@pytest.mark.parametrize(("helper", "use"), HELPERS.items(), ids=["function", "class", "number"])
 def test_weights_from_records_in_another_file_are_not_certified(helper: str, use: str) -> None:
     name = use.partition("(")[0].split()[-1]
     text = _script(top=f"from helpers import {name}", before=use)
@@ -333,7 +388,7 @@ import jax, jax.numpy as jnp, optax, numpy as np, secrets
 # affidavit: target_delta=1e-5 target_epsilon=60
 def cost(weights, a, b):
     return optax.softmax_cross_entropy_with_integer_labels(a @ weights["w"], b)
-weights = {"w": jnp.zeros((32, 4))}
+weights = {"w": jax.random.normal(jax.random.PRNGKey(0), (32, 4))}
 rule = optax.dpsgd(
     learning_rate=0.1, l2_norm_clip=1.0, noise_multiplier=1.6, seed=secrets.randbits(31))
 memory = rule.init(weights)
@@ -359,6 +414,7 @@ for turn in range(12):
          "            lambda w, c, g: w + c - g.mean(0), weights, change, each)"),
         ("weights = optax", "change, memory = rule.update(each, memory, weights)\n"
          "        weights = optax"),
+        ("secrets.randbits(31)", "int(jax.random.PRNGKey(3)[0])"),
         ("memory = rule.init",
          'rule = optax.multi_transform({"a": rule, "b": optax.sgd(1.0)}, "b")\nmemory = rule.init'),
     ],
