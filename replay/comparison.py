@@ -192,9 +192,15 @@ def _accounted_std(events: list[dict[str, Any]], release: dict[str, Any]) -> flo
 
 
 def compare(
-    first: Record, second: Record, control: Record, neighbour: Neighbour
+    first: Record,
+    second: Record,
+    control: Record,
+    neighbour: Neighbour,
+    removed: Record | None = None,
 ) -> tuple[list[ReplayFinding], float | None]:
     """Return what the neighbour shows, and the largest move of a release in clip norms.
+
+    ``removed`` is the run without the changed record, a neighbour of ``second`` too.
 
     The move is None if no release of a lot with the record was compared. A file that differs by a
     record outside of the private data set fails only if the program branches on it, because the
@@ -220,6 +226,12 @@ def compare(
             break
         times = lots[number].count([neighbour.dataset, neighbour.record]) if has_lots else 1
         moved, finding = _sensitivity(one, other, times, number, neighbour)
+        without = releases_of(removed)[number : number + 1] if removed is not None else []
+        if finding is None and "distances_to_removed" in other and _alike(one, without, unstable):
+            also_moved, finding = _sensitivity(
+                one, other, times, number, neighbour, to_removed=True
+            )
+            moved = max(moved, also_moved)
         if times and math.isfinite(moved):
             largest = max(largest or 0.0, moved)
         mixed = _mixing_finding(one, other, lots[number], number, neighbour)
@@ -251,6 +263,16 @@ def compare(
             )
         )
     return findings, largest
+
+
+def _alike(one: dict[str, Any], others: list[dict[str, Any]], unstable: set[str]) -> bool:
+    """Whether the other run was at the same release in the same state."""
+    names = ("drawn", "noise_std", "clip_norm")
+    return any(
+        all(one[name] == other[name] for name in names)
+        and not _differing(one["state"], other["state"], unstable)
+        for other in others
+    )
 
 
 def _outside_private(findings: list[ReplayFinding]) -> list[ReplayFinding]:
@@ -353,17 +375,25 @@ def lots_before_releases(record: Record) -> list[list[Any]]:
 
 
 def _sensitivity(
-    one: dict[str, Any], other: dict[str, Any], times: int, number: int, neighbour: Neighbour
+    one: dict[str, Any],
+    other: dict[str, Any],
+    times: int,
+    number: int,
+    neighbour: Neighbour,
+    *,
+    to_removed: bool = False,
 ) -> tuple[float, ReplayFinding | None]:
     """Compare the moves of a release with its clip norms.
 
     A record that is removed moves a sum by at most C; a changed one by at most 2 C. ``times`` is
-    how often it was read for the release.
+    how often it was read for the release. ``to_removed``: compare the changed record with none.
     """
-    norms, moves = one["clip_norm"], other["distances"]
+    distances = other["distances_to_removed" if to_removed else "distances"]
+    norms, moves = one["clip_norm"], distances
     if not isinstance(norms, list):
         norms, moves = [norms], [math.sqrt(sum(move**2 for move in moves))]
-    allowed = 1 if neighbour.kind == "removed" else 2
+    allowed = 1 if to_removed or neighbour.kind == "removed" else 2
+    change = f"removed ({neighbour.kind} before)" if to_removed else neighbour.kind
     ratios = [
         move / norm if norm and math.isfinite(norm) else math.inf if move else 0.0
         for move, norm in zip(moves, norms, strict=True)
@@ -378,9 +408,9 @@ def _sensitivity(
             remedy="Clip each record's gradient by itself, and add it once.",
             check="sensitivity",
             message=f"release {number + 1} moves by {ratio:.4g} clip norms ({name}, clip norm "
-            f"{norms[worst]:.4g}); a record {neighbour.kind} may move it by {allowed}.{read}",
+            f"{norms[worst]:.4g}); a record {change} may move it by {allowed}.{read}",
             where=other["line"],
-            subject=max(zip(other["distances"], one["names"], strict=True))[1],
+            subject=max(zip(distances, one["names"], strict=True))[1],
             release=number,
             neighbour=_changed(neighbour),
         )

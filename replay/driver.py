@@ -334,15 +334,26 @@ def _compare_runs(
     if execution is not None:
         findings += plan_findings(first, execution)
     largest: float | None = None
+    removed: Record | None = None
+    sums: Path | None = None
     for neighbour in neighbours:
-        second, _ = runner.run(deadline, first=str(out), neighbour=neighbour)
+        second, place = runner.run(
+            deadline,
+            first=str(out),
+            neighbour=neighbour,
+            removed=None if sums is None else str(sums),
+        )
+        if neighbour.kind == "removed":
+            if sums is not None:
+                shutil.rmtree(sums)
+            removed, sums = second, place
         if second["ended"].startswith(f"by {NotChanged.__name__}: "):
             raise ReplayRefused(
                 "record_not_changed",
                 f"replay cannot change a record {second['ended'].partition(': ')[2]}.",
                 "Mark the records with a line: x, y = affidavit.records(x, y).",
             )
-        differences, moved = compare(first, second, control, neighbour)
+        differences, moved = compare(first, second, control, neighbour, removed)
         new = [item for item in differences if _is_new(item, findings)]
         findings += [_located(runner, item, neighbour, deadline, out) for item in new]
         if moved is not None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +154,12 @@ class Recorder:
         first = list(np.load(path).values())
         if [item.shape for item in first] != [item.shape for item in sums]:
             return None
-        event["distances"] = [
-            float(np.linalg.norm((one.astype(float) - other).ravel()))
-            for one, other in zip(first, sums, strict=True)
-        ]
+        event["distances"] = _distances(first, sums)
+        at = self.job.neighbour
+        if at is not None and at.kind == "removed":
+            np.savez(self.out / path.name, *sums)
+        elif self.job.removed is not None and (path := Path(self.job.removed, path.name)).exists():
+            event["distances_to_removed"] = _distances(np.load(path).values(), sums)
         return list(np.load(self._first / f"noisy.{number}.npz").values())
 
     def repeated(self, name: str, value: dict[str, float]) -> dict[str, float]:
@@ -206,3 +208,10 @@ class Recorder:
         }
         (self.out / COMPUTED).write_bytes(pickle.dumps(self._computed))
         (self.out / "record.json").write_text(json.dumps(record))
+
+
+def _distances(sums: Iterable[Any], others: Iterable[Any]) -> list[float]:
+    return [
+        float(np.linalg.norm((one.astype(float) - other).ravel()))
+        for one, other in zip(sums, others, strict=True)
+    ]

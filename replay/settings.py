@@ -72,8 +72,9 @@ class Job:
 
     ``code`` is the folder whose lines are traced, that of the script by default. ``steps`` is the
     number of releases, ``lots`` those of one pass over a loader, and ``lot_records`` the number of
-    records that a lot is thinned to. ``memory`` is in bytes. A run with ``pause`` stops there, and
-    one that ``continues`` goes on from where that one stopped.
+    records that a lot is thinned to. ``memory`` is in bytes. ``removed`` has the sums of the run
+    without the changed record. A run with ``pause`` stops there, and one that ``continues`` goes on
+    from where that one stopped.
     """
 
     folder: str
@@ -87,6 +88,7 @@ class Job:
     lot_records: int = 12
     memory: int = 16 << 30
     first: str | None = None
+    removed: str | None = None
     neighbour: Neighbour | None = None
     watch: Watch | None = None
     pause: Pause | None = None

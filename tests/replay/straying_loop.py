@@ -139,6 +139,10 @@ STRAYING_FAULTS = [
     }, "sensitivity_exceeded", "optimizer.step()"),
     mixing("model: more rows of one record", BETWEEN,
         "h = h[(torch.arange(len(h)) - (x[:, 0] > 1).long()).clamp(min=0)]"),
+    Fault("model: records in one row", {
+        INPUTS: "        x = x[None]\n",
+        ".squeeze(1)\n\n\ndef losses": ".flatten()\n\n\ndef losses",
+    }, "sensitivity_exceeded", "optimizer.step()"),
     mixing("model: mixup", INPUTS, "x = (x + x[torch.randperm(len(x))]) / 2"),
     mixing("model: coupled gradients", LOSSES,
         "losses.register_hook(lambda g: 0.01 * g * losses.detach().sum())"),
