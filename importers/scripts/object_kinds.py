@@ -441,7 +441,8 @@ class ObjectKinds:
             if name == "loss":
                 return own | (VALUE if "value" in base else {"loss"})
             if base & {"data", "lots"}:
-                return own | ({"data"} if name in NAMES["record_fields"] else VALUE)
+                same = name in NAMES["record_fields"] and "value" not in base
+                return own | ({"data"} if same else VALUE)
             return own | (base if base == {"lot"} or name in ("logits", "data") else VALUE)
         if "model" in base:
             return own | ({"model"} if not own or name in ("weight", "bias") else NOTHING)

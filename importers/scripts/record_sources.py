@@ -44,7 +44,10 @@ class RecordSources:
                     self.names.add(name)
             case ast.Name() | ast.Attribute():
                 self.imports |= dict.fromkeys(self.imported(node))
-                for place in self.script.places_of(node):
+                places = self.script.places_of(node)
+                if isinstance(node, ast.Attribute) and not places:
+                    self.add(node.value, depth + 1)  # x.values
+                for place in places:
                     known = place in self.places or self.values.is_set_by_private_call(place)
                     if known or isinstance(place, ast.FunctionDef | ast.ClassDef):
                         continue
@@ -89,8 +92,11 @@ class RecordSources:
             return []
         if (made := self.values.returned_expression(call)) is not call:
             return [made]
-        if isinstance(function, ast.Attribute) and not self._is_defined(root_of(function)):
-            return [function.value]  # x.float()
+        if isinstance(function, ast.Attribute) and (
+            not self._is_defined(_start_of(function))
+            or any(map(self._may_hold_records, getattr(function.value, "args", ())))
+        ):
+            return [function.value]  # x.float(), torch.tensor(x).float()
         if name in ("range", "len", "trange"):
             return []
         parts = list(filter(self._may_hold_records, call.args))
@@ -203,6 +209,13 @@ class RecordSources:
             return False
         first, second = _settings(call), _settings(other)
         return all(first[key] == second[key] for key in first.keys() & second.keys())
+
+
+def _start_of(chain: ast.expr) -> ast.expr:
+    """Return what a chain of attributes, calls and items starts with."""
+    while (inner := getattr(chain, "value", getattr(chain, "func", None))) is not None:
+        chain = inner
+    return chain
 
 
 def _text_of(path: ast.AST) -> str:
