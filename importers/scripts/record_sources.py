@@ -45,7 +45,7 @@ class RecordSources:
             case ast.Name() | ast.Attribute():
                 self.imports |= dict.fromkeys(self.imported(node))
                 places = self.script.places_of(node)
-                if isinstance(node, ast.Attribute) and not places:
+                if isinstance(node, ast.Attribute) and not (places or self.imported(node)):
                     self.add(node.value, depth + 1)  # x.values
                 for place in places:
                     known = place in self.places or self.values.is_set_by_private_call(place)

@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from affidavit.importers.names import NAMES
-from affidavit.importers.scripts.object_kinds import ObjectKinds, whole_of
+from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.row_kinds import is_key, keeps_rows
 from affidavit.importers.scripts.syntax import (
     Script,
-    calls_any,
     last_name,
     names_in,
     package_of,
@@ -68,8 +67,7 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
                 elif bound.value is not None and not source:
                     todo.append(bound.value)
     for method in script.functions.get("__getitem__", ()):
-        if not _is_of_one(kinds, method):
-            yield method, OF_OTHER_ROWS
+        yield method, OF_OTHER_ROWS
 
 
 def _is_of_one(kinds: ObjectKinds, code: ast.AST) -> bool:
@@ -78,7 +76,6 @@ def _is_of_one(kinds: ObjectKinds, code: ast.AST) -> bool:
         return False
     script, stores = kinds.script, ast.Store | ast.Del
     parts = [part for part in ast.walk(code) if part in script.parents and part is not code]
-    index = next((arg.arg for arg in code.args.args[1:2] if code.args.args[0].arg == "self"), None)
     own = {part.arg for part in parts if isinstance(part, ast.arg)} - {"self"}
     own |= {part.id for part in parts if isinstance(getattr(part, "ctx", None), ast.Store)
             and isinstance(part, ast.Name)}  # fmt: skip
@@ -90,25 +87,13 @@ def _is_of_one(kinds: ObjectKinds, code: ast.AST) -> bool:
         return reads or image or name in OF_ITSELF or _is_transform(name)
 
     def fits(part: ast.AST) -> bool:
-        outer = script.parents[part]
         match part:
-            case ast.Name(id="self"):
-                item = script.parents[outer]
-                item = script.parents[item] if getattr(item, "attr", "") == "iloc" else item
-                at = getattr(item, "slice", None)
-                at = at.elts[0] if isinstance(at, ast.Tuple) else at
-                return index is not None and (
-                    getattr(at, "id", "") == index or _is_transform(last_name(outer) or "")
-                )
-            case ast.Name(id=name, ctx=ast.Store()):
-                return name != index or (calls_any(outer, "tolist") and names_in(outer) == {name})
             case ast.Name(id=name, ctx=ast.Load()) if name not in own:
                 package = package_of(script.module_path(part))
                 constant = kinds.values.known_value(part) is not None
                 return constant or package in NAMES["transform_packages"] or is_listed(part)
-            case ast.Subscript(value=base, slice=at, ctx=ast.Load()):
-                whole = isinstance(at, ast.Tuple) and keeps_rows(at.elts)
-                return whole or is_key(at) or last_name(whole_of(base)) == "self"
+            case ast.Subscript(slice=at, ctx=ast.Load()):
+                return is_key(at) or (isinstance(at, ast.Tuple) and keeps_rows(at.elts))
             case ast.Call(func=function):
                 return is_listed(function)
             case ast.keyword(arg="padding", value=value):

@@ -26,6 +26,10 @@ engine = PrivacyEngine()
 model, optimizer, loader = engine.make_private(
     module=m, optimizer=o, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
 """
+FRAME = """\
+df = pd.read_csv("a.csv")
+df["a"] = df["a"] - df["a"].mean()
+"""
 OWN = """\
 class Own:
     def __init__(self, x):
@@ -616,6 +620,9 @@ def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int 
         "data = Rows([part for text in X for part in cut(text)])",
         "def group(rows):\n    return chain(*rows)\ndata = Rows(X.map(group, batched=True))",
         "data = Rows(X.rolling(3))",
+        f"{FRAME}data = Rows(df.drop('b', axis=1).values)",
+        f"{FRAME}data = Rows(torch.tensor(df[['a', 'c']].to_numpy()).float())",
+        "df = pd.read_csv('a.csv')\ndf = df.fillna(df.mean())\ndata = Rows(df.values.astype('f'))",
     ],
 )
 def test_records_that_are_computed_together_or_cut_are_asked_about(data: str) -> None:

@@ -137,11 +137,6 @@ HARMLESS = {
         "top": "def flat(image):\n    return transforms.ToTensor()(image).view(-1)",
         "before": "images.transform = flat\nheld_out.transform = lambda image: image / 255.0",
     },
-    "a data set of its own": {
-        "before": "class Own:\n    def __init__(self, rows):\n        self.rows = rows\n"
-        "    def __getitem__(self, at):\n        return self.rows[at]\n"
-        "digits = DataLoader(Own(images), batch_size=LOT)"
-    },
 }
 
 
