@@ -198,7 +198,8 @@ def round_to_nodes(
 ) -> ParticipationMixture:
     """Return the distribution with ``tails`` P(s > x), rounded up to ``NODES`` distances.
 
-    No distance is above ``farthest``, ``drawn`` is P(s > 0), and all are multiplied by ``stretch``.
+    ``tails`` takes distances, shape (n,), and returns as many probabilities. No distance is above
+    ``farthest``, ``drawn`` is P(s > 0), and all are multiplied by ``stretch``.
     """
     coarse = np.linspace(0.0, farthest, NODES + 1)[1:]
     last = int(np.argmax(tails(coarse) <= CONCEDED_PROBABILITY))

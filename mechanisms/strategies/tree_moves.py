@@ -70,10 +70,10 @@ def tree_mixture(
     exact: list[Array] = []
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if separation == 1:
-            told = _in_groups(tree, turn, probability, records, orders)
+            groups = _in_groups(tree, turn, probability, records, orders)
             # Of each number, the worst group.
-            moments = told.values.max(axis=1)
-            exact = _tails_of_few(tree, turn, probability, records) if told.unit == 1 else []
+            moments = groups.values.max(axis=1)
+            exact = _tails_of_few(tree, turn, probability, records) if groups.unit == 1 else []
         else:
             moments = _apart(tree, separation, probability, records, orders)
         logs = np.log(moments) + tree.steps * 2.0**-44
