@@ -128,9 +128,9 @@ def _open_uses(source: Source) -> tuple[Reason, ...]:
             code="open_use",
             pointer="",
             message=f"it is not known what a use of a private object does: {use.message}",
-            remedy="If it spends nothing and releases no records, say why in a comment at the end "
-            'of that line: "# affidavit: harmless=REASON". To see what it does with a record, run '
-            '"affidavit replay -- python FILE".',
+            remedy="If it spends nothing, releases no records and computes each record by itself, "
+            'say why in a comment at the end of that line: "# affidavit: harmless=REASON". To see '
+            'what it does with a record, run "affidavit replay -- python FILE".',
             line=use.line,
             column=1,
         )
