@@ -165,8 +165,8 @@ def _curves_below(pair: Pair) -> tuple[PrivacyCurve, ...]:
     curves = []
     with suppress(AccountantError):
         curves.append(accountant("fourier").curve(along_mean(pair.bins[0])))
-        even = AllocationAccountant(relative_width=LOWER_BOUND_WIDTH)
-        curves.append(even.curve(equal(pair.bins[0])))
+        if (alike := equal(pair.bins[0])) is not None:
+            curves.append(AllocationAccountant(relative_width=LOWER_BOUND_WIDTH).curve(alike))
     return tuple(curves)
 
 
@@ -184,13 +184,13 @@ def along_mean(bins: Bins) -> events.GaussianMixture:
     )
 
 
-def equal(bins: Bins) -> events.Event:
-    """Return bins of one square and one product of two, the least of ``bins``."""
+def equal(bins: Bins) -> events.Event | None:
+    """Return bins of one square and one product of two, the least of ``bins``; None for zeros."""
     products = np.maximum(bins.products - bins.excess, 0.0) * (1 - ROUNDING)
     common, own = float(products.min()), float(products.diagonal().min())
     own -= common * (1 + ROUNDING)
     if own <= 0:
-        return events.Gaussian(noise_multiplier=1 / math.sqrt(common))
+        return events.Gaussian(noise_multiplier=1 / math.sqrt(common)) if common else None
     allocation = events.RandomAllocationGaussian(
         bins=bins.count, noise_multiplier=1 / math.sqrt(own)
     )

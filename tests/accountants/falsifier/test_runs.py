@@ -267,6 +267,7 @@ RUNS: dict[str, Run] = {
     "k of T, replaced": Run(ALLOCATED, in_some(2), 1.5, 4, "replace_one"),
     "k of T, users": Run(ALLOCATED, in_some(2), 2.0, 4, records=2),
     "bins, users": Run(BINS, in_bins(4), 1.5, 4, records=2),
+    "bins, few steps, correlated": Run(BINS, in_bins(4), 1.5, 3, column=BANDED),
     "bins, users, correlated": Run(BINS, in_bins(4), 3.0, 8, records=2, column=BANDED),
     "bins, replaced, correlated": Run(BINS, in_bins(4), 3.0, 6, "replace_one", column=BANDED),
     "fresh bins, users": Run(
@@ -311,7 +312,7 @@ def bounds(event: events.Event) -> Iterator[tuple[float, bool]]:
         yield curve.epsilon(DELTA).upper, not columns
 
 
-@pytest.mark.ordinary("owners", "apart")
+@pytest.mark.ordinary("owners", "apart", "bins, few steps, correlated")
 @pytest.mark.parametrize("name", RUNS)
 def test_no_data_set_shows_more_than_a_run_is_certified_for(name: str) -> None:
     assert not RUNS[name].refutes(certified(RUNS[name].plan()), random.Random(seeded(name)))
