@@ -12,7 +12,7 @@ record that is added costs at most E e^{θ (1 - e^ε S)} / (e θ), S the mean of
 
 >>> run = events.OverlappingBins(products=(1.0, 0.5, *(0.0,) * 997, 0.5), noise_multiplier=1.0)
 >>> round(OverlappingBinsCurve(run).epsilon(1e-6).upper, 2)
-0.3
+0.29
 
 Reference: docs/theorems/balls-in-bins-correlated.md, Theorem 4; Chen, Dafnis and Paouris, "Improved
 Hölder and reverse Hölder inequalities for Gaussian random vectors", arXiv:1306.2410.

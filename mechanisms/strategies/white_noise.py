@@ -8,8 +8,7 @@ bound. Both factors follow from the rows of X = C_SᵀC_S (Collatz and Wielandt;
 Toeplitz C they need only products of its first column with shifts; other strategies are formed.
 Along one direction of the outputs all steps are visible at once (``project_columns``).
 
->>> from affidavit.mechanisms.strategies.toeplitz import Toeplitz
->>> pair = Toeplitz.from_strategy([1.0, 0.5], steps=100)
+>>> >>> pair = Toeplitz.from_strategy([1.0, 0.5], steps=100)
 >>> round(max_stretch(pair, turn=1), 3), round(max_stretch(pair, turn=2) ** 2, 9)
 (1.5, 1.25)
 
@@ -24,7 +23,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.numerics import (
     UNIT,
     Array,
@@ -43,7 +41,6 @@ from affidavit.mechanisms.strategies.strategy import (
     Strategy,
     TooLarge,
 )
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.plan import MAX_MATRIX_STEPS
 
@@ -146,6 +143,10 @@ def project_blocks(strategy: Strategy, turn: int, number: int) -> tuple[Array, i
     projections, shape (n,), in some order. None if C is not known to consist of such blocks and
     entries that are not negative, or they are too short.
     """
+    # Imported here because they import scipy.linalg, which independent noise does not need.
+    from affidavit.mechanisms.strategies.dense import Dense
+    from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+
     size = strategy.steps // (turn * number) * turn
     if size < 2 * turn or strategy.steps > MAX_VECTOR or not strategy.is_nonnegative:
         return None

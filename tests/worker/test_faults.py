@@ -31,8 +31,8 @@ KILLS = int(os.environ.get("AFFIDAVIT_KILLS", "1"))
 DATABASES = ["sqlite", "postgresql"] if KILLS > 1 else ["postgresql"]
 STEPS = 100 + 200 * KILLS
 """No attempt is granted more than 100 steps beyond those before it while trainers are held."""
-SHORT = 3 * HELD_AFTER
-"""Steps of a run that is held in the middle."""
+SHORT = 100 + 3 * HELD_AFTER
+"""Steps of a run of which a trainer that is held is not granted all: else it would end there."""
 LEASE = "2"
 LIMIT = 600.0
 """Seconds for what takes a few where nothing else runs."""
