@@ -154,11 +154,13 @@ class _Others:
     """Bins of one group and kind, given the largest bin.
 
     ``law`` has the chances of places of u for each cell of the largest, (n, m), and ``ends`` the
-    last of them, (n,). What is between two places is put on both, with its mean. The moments of
-    ``power`` times a term are raised by e^``widened``, and to the power 1 / ``power``.
+    last of them, (n,): what is between two places is put on both, with its mean. Of u above it
+    ``further`` has the chances, (n, m), each at the place above. The moments of ``power`` times a
+    term are raised by e^``widened``, and to the power 1 / ``power``.
     """
 
     law: Array
+    further: Array
     ends: NDArray[np.intp]
     power: float
     widened: float
@@ -227,14 +229,15 @@ def _others(
     )
     right = np.clip(right, 0.0, masses)
     ends = np.searchsorted(places, u + (other - square) / 2)
-    law, rows = np.zeros_like(at), np.arange(ends.size)
+    law, further = np.zeros((2, *at.shape))
     law[:, 0] = below[:, 0]
-    # Terms above the largest count as the place at or above it, and so does the cell before.
+    # The cell before the end counts as the end.
     cells = np.arange(1, places.size)
     law[:, :-1] += np.where(cells < ends[:, None], masses - right, 0.0)
     law[:, 1:] += np.where(cells < ends[:, None], right, masses * (cells == ends[:, None]))
-    law[rows, ends] += above[rows, ends]
-    return _Others(law, ends, shape.widest / least, math.log(variance / least) / 2)
+    further[:, 1:] = np.where(cells > ends[:, None], masses, 0.0)
+    further[:, -1] += above[:, -1]
+    return _Others(law, further, ends, shape.widest / least, math.log(variance / least) / 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,9 +283,13 @@ class _Sums:
                 values += np.multiply.outer(curved, powers) * np.append(
                     values[1:], values[-1:], axis=0
                 )
-                means = others.law @ values
+                # Above the largest a term is no larger, but what replaces it falls, to nothing.
+                capped = np.multiply.outer(terms[others.ends], powers)
+                falling = np.exp(-np.multiply.outer(np.append(opposite[:-1], 0.0), powers))
+                means = others.further @ falling * np.exp(np.minimum(capped, _MAX_EXPONENT))
+                means += others.law @ values
                 share = (np.log(means + 1e-30) + others.widened + _LOG_ROUNDING) / others.power
-                shares.append(np.where(exponents[others.ends] > _MAX_EXPONENT, np.inf, share))
+                shares.append(np.where(capped > _MAX_EXPONENT, np.inf, share))
             # Not all bins of a large group are of the first kind.
             first = min(group.count, self.shape.kinds[0].count)
             logs += first * np.maximum(shares[0], shares[-1])

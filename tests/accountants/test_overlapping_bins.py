@@ -120,3 +120,28 @@ def test_a_replaced_record_has_the_bound_in_its_own_form() -> None:
 
 def only(bound: events.Event) -> events.Event:
     return bound.events[0] if isinstance(bound, events.Composed) else bound
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_independent_bins_are_bounded_by_the_formula_of_the_theorem(pair: Pair) -> None:
+    """Sums over fine grids, of the record's bin and of each of two others alike."""
+    square, bins, ratio = 0.3, 3, math.exp(0.25)
+    event = events.OverlappingBins(products=(square, 0.0, 0.0), noise_multiplier=1.0, pair=pair)
+    z = np.linspace(-8, 8, 801)
+    chances = np.exp(-z * z / 2) / np.exp(-z * z / 2).sum()
+    tilts = np.geomspace(0.2 / max(ratio - 1, 0.5), 60 / (ratio - 1), 36)[:, None]
+    deviation = math.sqrt(square)
+    opposite = np.exp(-deviation * z - square / 2) if pair == "replace_one" else np.ones(len(z))
+    delta = 0.0
+    for at, chance in zip(z, chances, strict=True):
+        largest = math.exp(deviation * at + square / 2)  # with the record in this bin
+        others = np.minimum(np.exp(deviation * z - square / 2), largest) - ratio * opposite
+        mean = np.exp(np.minimum(tilts * others / bins, 300)) @ chances
+        x = largest / bins - (ratio / bins if pair == "add_remove" else 0.0)
+        logs = tilts[:, 0] * x - 1 - np.log(tilts[:, 0]) + 2 * np.log(mean)
+        excess = math.exp(min(float(logs.min()), 300))
+        least = ratio if pair == "add_remove" else math.exp(-square / 2) * math.sqrt(ratio)
+        if largest > least:
+            delta += bins * chance * min(excess / largest, 1.0)
+    shown = _sums(event).delta(0.25)
+    assert delta * (1 - 1e-6) <= shown <= 1.2 * delta
