@@ -16,7 +16,7 @@ from affidavit.importers.scripts.syntax import (
     package_of,
     root_of,
 )
-from affidavit.importers.scripts.use_table import arguments_of, find_function
+from affidavit.importers.scripts.use_table import arguments_of, find_function, find_method
 from affidavit.importers.scripts.values import Evaluator
 
 
@@ -95,8 +95,9 @@ class RecordSources:
         if isinstance(function, ast.Attribute) and (
             not self._is_defined(_start_of(function))
             or any(map(self._may_hold_records, getattr(function.value, "args", ())))
+            or (isinstance(function.value, ast.Call) and find_method("data", name or "") is None)
         ):
-            return [function.value]  # x.float(), torch.tensor(x).float()
+            return [function.value]  # x.float(), torch.tensor(x).float(), read_csv("x").ffill()
         if name in ("range", "len", "trange"):
             return []
         parts = list(filter(self._may_hold_records, call.args))

@@ -623,6 +623,8 @@ def test_a_plan_whose_lots_are_drawn_again_has_more_steps(loop: str, steps: int 
         f"{FRAME}data = Rows(df.drop('b', axis=1).values)",
         f"{FRAME}data = Rows(torch.tensor(df[['a', 'c']].to_numpy()).float())",
         "df = pd.read_csv('a.csv')\ndf = df.fillna(df.mean())\ndata = Rows(df.values.astype('f'))",
+        "df = pd.read_csv('a.csv').ffill()\ndata = Rows(df.values)",
+        "df = pd.read_csv('a.csv').fillna(method='ffill')\ndata = Rows(df.values)",
     ],
 )
 def test_records_that_are_computed_together_or_cut_are_asked_about(data: str) -> None:
