@@ -80,6 +80,10 @@ def read_harmless_lines(source: str) -> dict[int, str]:
 
     >>> read_harmless_lines("f(model)  # affidavit: harmless=prints_shapes")
     {1: 'prints_shapes'}
+    >>> read_harmless_lines("f(model)  # noqa  # affidavit: harmless=prints_shapes")
+    {1: 'prints_shapes'}
+    >>> read_harmless_lines("# f(model)  # affidavit: harmless=prints_shapes")
+    {}
     """
     lines = source.splitlines()
     found: dict[int, str] = {}
@@ -114,7 +118,15 @@ def _comments(source: str) -> list[tuple[int, str]]:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (tokenize.TokenError, SyntaxError):
         return []
-    return [(item.start[0], item.string) for item in tokens if item.type == tokenize.COMMENT]
+    comments = [item for item in tokens if item.type == tokenize.COMMENT]
+    return [(item.start[0], _last_part(item)) for item in comments]
+
+
+def _last_part(comment: tokenize.TokenInfo) -> str:
+    """Return what stands behind another comment on a line of code; of a line without, all."""
+    text, last = comment.string, comment.string[comment.string.rfind("#") :]
+    is_alone = not comment.line[: comment.start[1]].strip()
+    return text if is_alone or DIRECTIVE.match(text) or not DIRECTIVE.match(last) else last
 
 
 def _value(text: str) -> Any:
