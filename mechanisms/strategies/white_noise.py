@@ -8,7 +8,8 @@ bound. Both factors follow from the rows of X = C_SᵀC_S (Collatz and Wielandt;
 Toeplitz C they need only products of its first column with shifts; other strategies are formed.
 Along one direction of the outputs all steps are visible at once (``project_columns``).
 
->>> >>> pair = Toeplitz.from_strategy([1.0, 0.5], steps=100)
+>>> from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+>>> pair = Toeplitz.from_strategy([1.0, 0.5], steps=100)
 >>> round(max_stretch(pair, turn=1), 3), round(max_stretch(pair, turn=2) ** 2, 9)
 (1.5, 1.25)
 
