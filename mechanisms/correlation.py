@@ -868,7 +868,7 @@ class Correlation:
     ) -> events.Event | None:
         """Return stretches of a run as releases of their own, if they show more than ``together``.
 
-        Source: docs/theorems/correlated-noise.md, Theorem 31.
+        Source: docs/theorems/correlated-noise.md, Theorem 13.
         """
         draws_alike = self._phase.sampling.separation is None and (
             self._phase.sampling.scheme not in ("balls_in_bins", "shuffled")

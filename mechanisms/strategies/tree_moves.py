@@ -207,6 +207,8 @@ def _tails_of_few(tree: Tree, turn: int, probability: float, records: int) -> li
         if length >> level & 1
     ]
     most = next((few for size, few in _EXACT if max(turn, turn * len(starts) / 32) <= size), 0)
+    if not most:
+        return []
     ways = range(min(records, most) + 1)
     drawn = [
         np.array([math.comb(records, n) * probability**n * (1 - probability) ** (records - n)])
@@ -214,7 +216,7 @@ def _tails_of_few(tree: Tree, turn: int, probability: float, records: int) -> li
     ]
     by_phase = [drawn, *[[np.ones(1)]] * (turn - 1)]
     nodes: list[list[list[Array]]] = []
-    for level in range(tree.period.bit_length() if most else 0):
+    for level in range(tree.period.bit_length()):
         if level:
             half = 1 << (level - 1)
             by_phase = [
@@ -226,7 +228,7 @@ def _tails_of_few(tree: Tree, turn: int, probability: float, records: int) -> li
         ]
         nodes.append(squares)
     result = [np.zeros(1)] * (most + 1)
-    for group in range(turn if most else 0):
+    for group in range(turn):
         run = [np.ones(1)]
         for start, level in starts:
             run = _joined(run, nodes[level][(group - start) % turn], most)
@@ -236,7 +238,7 @@ def _tails_of_few(tree: Tree, turn: int, probability: float, records: int) -> li
             result[number] = np.maximum(
                 *(np.append(one, np.zeros(size - len(one))) for one in (tails, result[number]))
             )
-    return result if most else []
+    return result
 
 
 def _joined(first: list[Array], second: list[Array], most: int) -> list[Array]:
