@@ -5,10 +5,11 @@ one normal variable for each node above a step, and the likelihood ratio of the 
 Π_t ℓ(X_t), that of independent noise (Theorem 23). Given what the nodes above add up to, the two
 halves of a node are independent: the mean of a power of the product is a recursion over the levels,
 
-    φ_l(x) = 2^-l log E e^{2^l φ_{l-1}(x + Z)} [Z <= z_l] ,      φ_{-1} = α log ℓ ,
+    φ_l(x) = 2^-l log E e^{2^l φ_{l-1}(x + Z)} ,      φ_{-1} = α log ℓ ,
 
-in which no node is above a limit z_l; the probability that one is adds to δ. In the other order L
-is at least its geometric mean, which is log-normal.
+where beyond a limit z_l the mean is that of the chord before. The probability that a node and those
+above it add up to more than its limit adds to δ. In the other order L is at least its geometric
+mean, which is log-normal.
 
 >>> run = events.OverlappingColumns(
 ...     own=8.0, others=494.0, largest_other=7.0, draws=1, sampling_probability=0.005, steps=200,
@@ -46,7 +47,7 @@ _LOWEST = 10.0
 _TANGENTS = np.linspace(0.0, 14.0, 141)
 """Places, in deviations, of the tangents that bound the tail of a node."""
 _CONCEDED = 0.1
-"""The part of δ that is conceded for nodes above their limits, at most."""
+"""The part of δ that is conceded for sums of nodes above their limits, at most."""
 _ROUNDS = 3
 """Limits that are tried for one ε."""
 _ROUNDING = 1e-11
@@ -149,7 +150,7 @@ class _Moments:
 
 @lru_cache(maxsize=32)
 def _both(run: events.OverlappingColumns, conceded: float) -> tuple[_Moments, ...]:
-    """Return both orders, with this probability that a node is above its limit."""
+    """Return both orders, with this probability that a sum of nodes is above its limit."""
     opposite = run.opposite
     moves = ((1.0, 1.0),) if opposite == 1 else ((1.0, opposite), (opposite, 1.0))
     result = []
@@ -176,55 +177,56 @@ def _steps_of_twice(run: events.OverlappingColumns, conceded: float) -> int:
 
 
 def log_moments(run: events.OverlappingColumns, moved: float, conceded: float) -> Array:
-    """Return bounds of log E L^α [no node is above its limit] at ``_ORDERS``, shape (orders,)."""
+    """Return bounds of log E L^α [no sum is above its limit] at ``_ORDERS``, shape (orders,)."""
     g = (moved / run.noise_multiplier) ** 2 * (1 + 8e-16)
     deviation, levels = math.sqrt(g), len(run.nodes)
-    limits = [_limit(run, size, g, conceded / levels) for size in run.nodes]
-    if not _CELLS * math.fsum(limits) <= _MAX_CELLS * deviation:
+    limits = [_limit(run, level, g, conceded / levels) for level in range(levels)]
+    if not _CELLS * max(limits) <= _MAX_CELLS * deviation:
         return np.full(len(_ORDERS), math.inf)
-    places = _grid(limits, deviation)
+    grids = [_grid(limit, levels - level, deviation) for level, limit in enumerate(limits)]
+    places = grids[0]
     law, orders = draws_of_a_step(run), _ORDERS[:, None]
     logs = orders * likelihood_ratios(places, law, levels * g)[0]
     if run.twice:
         farther = orders * likelihood_ratios(2 * places, law, 4 * levels * g)[0]
         logs = np.logaddexp(math.log1p(-run.twice) + logs, math.log(run.twice) + farther)
     logs += orders * 1e-13
-    for level, (size, limit) in enumerate(zip(run.nodes, limits, strict=True)):
-        following = _grid(limits[level + 1 :], deviation)
+    for size, following in zip(run.nodes, [*grids[1:], np.zeros(1)], strict=True):
         with np.errstate(divide="ignore"):
-            weights = np.log(_weights(following, places, deviation, limit))
-        logs = np.array([logsumexp(size * row + weights, axis=1) / size for row in logs])
+            weights = np.log(_weights(following, places, deviation))
+        logs = np.array([_log_means(size * row, weights) / size for row in logs])
         logs += _ROUNDING / size + np.abs(logs) * 2.0**-48
         places = following
     return np.asarray(run.steps * logs[:, -1])
 
 
-def _grid(limits: list[float], deviation: float) -> Array:
-    """Return places up to the sum of ``limits``, at which the nodes that are left begin."""
-    if not limits:
-        return np.zeros(1)
-    lowest, highest = -_LOWEST * math.sqrt(len(limits)) * deviation, math.fsum(limits)
-    cells = math.ceil(_CELLS * (highest - lowest) / deviation)
-    return np.linspace(lowest, highest, cells + 1)
+def _grid(limit: float, nodes: int, deviation: float) -> Array:
+    """Return places of the sum of so many ``nodes`` up to its ``limit``."""
+    lowest = -_LOWEST * math.sqrt(nodes) * deviation
+    return np.linspace(lowest, limit, math.ceil(_CELLS * (limit - lowest) / deviation) + 1)
 
 
-def _limit(run: events.OverlappingColumns, size: int, g: float, conceded: float) -> float:
-    """Return a limit that nodes of ``size`` steps pass with at most the probability ``conceded``.
+def _limit(run: events.OverlappingColumns, level: int, g: float, conceded: float) -> float:
+    """Return a limit for the sums of a node of ``level`` and all nodes above it.
 
-    With the record a node has the mean g times the number of draws of its steps.
+    With at most the probability ``conceded`` one of the sums passes it. With the record a node has
+    the mean g times the number of draws of its steps.
     """
-    deviation = math.sqrt(g)
+    path = run.nodes[level:]
+    deviation = math.sqrt(g * len(path))
     # The logarithm of a normal tail is concave, and below its tangents.
     slopes = math.sqrt(2 / math.pi) / erfcx(_TANGENTS / math.sqrt(2)) / deviation
     logs = log_ndtr(-_TANGENTS) + slopes * deviation * _TANGENTS
-    once, twice = (
-        run.draws * np.log1p(run.sampling_probability * _expm1(exponents))
-        for exponents in (slopes * g, 2 * slopes * g)
-    )
     least = math.log(max(run.twice, _LEAST))
-    logs = logs + size * np.logaddexp(math.log1p(-run.twice) + once, least + twice)
+    # So many steps are below this many nodes of the path.
+    for steps, below in zip(np.diff(path, prepend=0), range(len(path), 0, -1), strict=True):
+        once, twice = (
+            run.draws * np.log1p(run.sampling_probability * _expm1(exponents))
+            for exponents in (below * slopes * g, 2 * below * slopes * g)
+        )
+        logs = logs + steps * np.logaddexp(math.log1p(-run.twice) + once, least + twice)
     # A restarted tree may leave nodes short.
-    number = 2 * -(-run.steps // size) + 1
+    number = 2 * -(-run.steps // path[0]) + 1
     return float(((logs - math.log(conceded / number)) / slopes).min() * (1 + 1e-12))
 
 
@@ -234,24 +236,32 @@ def _expm1(exponents: Array) -> Array:
     return np.where(exponents < _MAX_EXPONENT, result, math.inf)
 
 
-def _weights(starts: Array, places: Array, deviation: float, limit: float) -> Array:
-    """Return weights of chords between ``places`` for x + Z with Z <= ``limit``.
+def _weights(starts: Array, places: Array, deviation: float) -> Array:
+    """Return weights of chords between ``places`` for x + Z, where values rise and are convex.
 
-    Below the first place a value counts as the one there. The shape is (starts, places).
+    Below the first place a value counts as the one there. Beyond the last one, the limit, the last
+    chord goes on, so that values stay convex: the last weight is that of its rise in a cell. The
+    shape is (starts, places + 1).
     """
-    unclipped = (places - starts[:, None]) / deviation
-    ends = np.minimum(unclipped, limit / deviation)
+    ends = (places - starts[:, None]) / deviation
     below, above = ndtr(ends), ndtr(-ends)
     mass = np.where(ends[:, :-1] > 0, above[:, :-1] - above[:, 1:], below[:, 1:] - below[:, :-1])
     density = np.exp(-np.square(ends) / 2) / math.sqrt(2 * math.pi)
-    width = np.diff(unclipped, axis=1)
-    right = (density[:, :-1] - density[:, 1:] - unclipped[:, :-1] * mass) / width
-    is_within = ends[:, :-1] < ends[:, 1:]
-    rounding = np.where(is_within, _ROUNDING * mass + 1e-14 * density[:, :-1] + _LEAST, 0.0)
+    right = (density[:, :-1] - density[:, 1:] - ends[:, :-1] * mass) / np.diff(ends, axis=1)
+    rounding = _ROUNDING * mass + 1e-14 * density[:, :-1] + _LEAST
     right = right.clip(0, mass) + rounding
     left = mass - right.clip(None, mass) + 2 * rounding
-    result = np.zeros((len(starts), len(places)))
-    result[:, :-1] += left
-    result[:, 1:] += right
+    result = np.zeros((len(starts), len(places) + 1))
+    result[:, :-2] += left
+    result[:, 1:-1] += right
     result[:, 0] += below[:, 0]
+    result[:, -2] += above[:, -1]
+    excess = density[:, -1] - ends[:, -1] * above[:, -1]
+    result[:, -1] = (excess.clip(0, None) + 1e-14 * density[:, -1]) / (ends[:, -1] - ends[:, -2])
     return result
+
+
+def _log_means(logs: Array, weights: Array) -> Array:
+    """Return log of the means of values with ``logs``, shape (places,); the shape is (starts,)."""
+    rise = logs[-1] + math.log(_ROUNDING - math.expm1(min(0.0, logs[-2] - logs[-1])))
+    return np.asarray(logsumexp(np.append(logs, rise) + weights, axis=1))
