@@ -31,7 +31,12 @@ import numpy as np
 from scipy.special import bdtrc, erfcx, log_ndtr, logsumexp, ndtr
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.overlapping_columns import draws_of_a_step, likelihood_ratios
+from affidavit.accountants.overlapping_columns import (
+    Moves,
+    both_orders,
+    draws_of_a_step,
+    likelihood_ratios,
+)
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.rounding import Array
 from affidavit.plan import events
@@ -138,7 +143,7 @@ class _Moments:
             sizes, logs = orders - 1, self.logs
         else:
             # By Hölder's inequality, with the order of L a part of the moment's.
-            parts = np.linspace(0.4, 0.95, 23)[:, None]
+            parts = np.linspace(0.05, 0.95, 37)[:, None]
             sizes = parts * orders - 1
             powers = np.maximum(sizes, 1e-3) / (1 - parts)
             others = powers * (self.spread + self.variance / 2) + powers**2 * self.variance / 2
@@ -150,46 +155,40 @@ class _Moments:
 
 @lru_cache(maxsize=32)
 def _both(run: events.OverlappingColumns, conceded: float) -> tuple[_Moments, ...]:
-    """Return both orders, with this probability that a sum of nodes is above its limit."""
-    opposite = run.opposite
-    moves = ((1.0, 1.0),) if opposite == 1 else ((1.0, opposite), (opposite, 1.0))
+    """Return both orders, with this probability of sums above limits and of more crowded steps."""
+    part = conceded / (len(run.nodes) + 1)
+    crowded = int(np.argmax(bdtrc(np.arange(run.steps + 1), run.steps, run.crowded) <= part))
+    mean, scale = run.draws * run.sampling_probability, run.noise_multiplier**-2 * (1 + 8e-16)
     result = []
-    # Squares of moves add up to no more than those of as many steps.
-    steps = run.steps + 3 * _steps_of_twice(run, conceded)
-    for moved, other in moves:
-        scale = (other / run.noise_multiplier) ** 2 * (1 + 8e-16)
-        mean = run.draws * run.sampling_probability
-        spread = mean * (1 - run.sampling_probability) * steps * run.own * scale / 2
-        variance = mean**2 * steps * sum(run.nodes) * scale
-        logs = log_moments(run, moved, conceded) if moved else None
-        rounding = 1 + 1e-12
+    for moves in both_orders(run):
+        near, far = moves[0][2], moves[-1][2]
+        # Squares of moves, added up over the steps.
+        squares = near**2 * (run.steps - crowded) + far**2 * crowded
+        spread = mean * (1 - run.sampling_probability) * squares * run.own * scale / 2
+        variance = mean**2 * squares * sum(run.nodes) * scale
+        logs = log_moments(run, moves, part) if any(moved for _, moved, _ in moves) else None
+        rounding = 1 + 1e-9
         result.append(_Moments(logs=logs, spread=spread * rounding, variance=variance * rounding))
     return tuple(result)
 
 
-def _steps_of_twice(run: events.OverlappingColumns, conceded: float) -> int:
-    """Return in how many steps draws move the run twice as far, or more with ``conceded``."""
-    if run.twice == 0:
-        return 0
-    number = np.arange(run.steps + 1)
-    more = bdtrc(number, run.steps, run.twice) * (1 + 1e-9)
-    return int(np.argmax(more <= conceded))
+def log_moments(run: events.OverlappingColumns, moves: Moves, conceded: float) -> Array:
+    """Return bounds of log E L^α [no sum is above its limit] at ``_ORDERS``, shape (orders,).
 
-
-def log_moments(run: events.OverlappingColumns, moved: float, conceded: float) -> Array:
-    """Return bounds of log E L^α [no sum is above its limit] at ``_ORDERS``, shape (orders,)."""
-    g = (moved / run.noise_multiplier) ** 2 * (1 + 8e-16)
-    deviation, levels = math.sqrt(g), len(run.nodes)
-    limits = [_limit(run, level, g, conceded / levels) for level in range(levels)]
+    The sums of each level pass their limit with at most the probability ``conceded``.
+    """
+    g, levels = run.noise_multiplier**-2 * (1 + 8e-16), len(run.nodes)
+    deviation = math.sqrt(g)
+    limits = [_limit(run, moves, level, g, conceded) for level in range(levels)]
     if not _CELLS * max(limits) <= _MAX_CELLS * deviation:
         return np.full(len(_ORDERS), math.inf)
     grids = [_grid(limit, levels - level, deviation) for level, limit in enumerate(limits)]
     places = grids[0]
     law, orders = draws_of_a_step(run), _ORDERS[:, None]
-    logs = orders * likelihood_ratios(places, law, levels * g)[0]
-    if run.twice:
-        farther = orders * likelihood_ratios(2 * places, law, 4 * levels * g)[0]
-        logs = np.logaddexp(math.log1p(-run.twice) + logs, math.log(run.twice) + farther)
+    logs = np.full((len(orders), len(places)), -math.inf)
+    for chance, moved, _ in moves:
+        ratios, _ = likelihood_ratios(moved * places, law, moved**2 * levels * g)
+        logs = np.logaddexp(logs, math.log(chance) + orders * ratios)
     logs += orders * 1e-13
     for size, following in zip(run.nodes, [*grids[1:], np.zeros(1)], strict=True):
         with np.errstate(divide="ignore"):
@@ -206,25 +205,26 @@ def _grid(limit: float, nodes: int, deviation: float) -> Array:
     return np.linspace(lowest, limit, math.ceil(_CELLS * (limit - lowest) / deviation) + 1)
 
 
-def _limit(run: events.OverlappingColumns, level: int, g: float, conceded: float) -> float:
+def _limit(
+    run: events.OverlappingColumns, moves: Moves, level: int, g: float, conceded: float
+) -> float:
     """Return a limit for the sums of a node of ``level`` and all nodes above it.
 
     With at most the probability ``conceded`` one of the sums passes it. With the record a node has
-    the mean g times the number of draws of its steps.
+    the mean g times the moves of the draws of its steps.
     """
     path = run.nodes[level:]
     deviation = math.sqrt(g * len(path))
     # The logarithm of a normal tail is concave, and below its tangents.
     slopes = math.sqrt(2 / math.pi) / erfcx(_TANGENTS / math.sqrt(2)) / deviation
     logs = log_ndtr(-_TANGENTS) + slopes * deviation * _TANGENTS
-    least = math.log(max(run.twice, _LEAST))
     # So many steps are below this many nodes of the path.
     for steps, below in zip(np.diff(path, prepend=0), range(len(path), 0, -1), strict=True):
-        once, twice = (
-            run.draws * np.log1p(run.sampling_probability * _expm1(exponents))
-            for exponents in (below * slopes * g, 2 * below * slopes * g)
-        )
-        logs = logs + steps * np.logaddexp(math.log1p(-run.twice) + once, least + twice)
+        of_step = np.full(len(slopes), -math.inf)
+        for chance, moved, _ in moves:
+            drawn = np.log1p(run.sampling_probability * _expm1(below * moved * slopes * g))
+            of_step = np.logaddexp(of_step, math.log(chance) + run.draws * drawn)
+        logs = logs + steps * of_step
     # A restarted tree may leave nodes short.
     number = 2 * -(-run.steps // path[0]) + 1
     return float(((logs - math.log(conceded / number)) / slopes).min() * (1 + 1e-12))

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import erfcx, gammaln, log_ndtr, ndtr
+from scipy.special import erfcx, gammaln, log_ndtr, logsumexp, ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
@@ -96,39 +96,49 @@ class OverlappingColumnsCurve:
         return Bracket(lower=0.0, upper=min(1.0, largest + self.run.conceded))
 
     def _both(self) -> tuple[_Moments, ...]:
-        opposite = self.run.opposite
-        if opposite == 1:
-            return (_moments(self.run, 1.0, 1.0),)
-        return _moments(self.run, 1.0, opposite), _moments(self.run, opposite, 1.0)
+        return tuple(_moments(self.run, moves) for moves in both_orders(self.run))
+
+
+Moves = tuple[tuple[float, float, float], ...]
+"""Probabilities of steps, and how far a draw of the record and of what replaces it moves there."""
+
+
+def both_orders(run: events.OverlappingColumns) -> tuple[Moves, ...]:
+    """Return the moves of both orders of the hypotheses, or of one if they are alike."""
+    swapped = tuple((chance, other, moved) for chance, moved, other in run.moves)
+    return (run.moves,) if swapped == run.moves else (run.moves, swapped)
 
 
 @lru_cache(maxsize=32)
-def _moments(run: events.OverlappingColumns, moved: float, other: float) -> _Moments:
-    """Return the moments of a record against one that moves the run ``other`` times the other way.
-
-    The record itself moves it ``moved`` times; one of the two is 1.
-    """
-    grid = _Grid.of(run, moved, other)
-    orders, edges = _ORDERS, grid.edges
-    shifts = moved * grid.deviation * np.arange(3 if moved else 1)
-    limits = np.unique(np.searchsorted(edges, np.add.outer(_LIMITS, shifts).ravel()))
+def _moments(run: events.OverlappingColumns, moves: Moves) -> _Moments:
+    """Return the moments of a record against what replaces it, which move as ``moves`` says."""
+    chances = [chance for chance, *_ in moves]
+    farthest, opposite = max(moved for _, moved, _ in moves), max(other for *_, other in moves)
+    grids = [_Grid.of(run, moved, other) for _, moved, other in moves]
+    grid, orders = grids[0], _ORDERS
+    edges = grid.edges
+    shifts = {times * moved * grid.deviation for _, moved, _ in moves for times in range(3)}
+    limits = np.unique(np.searchsorted(edges, np.add.outer(_LIMITS, sorted(shifts)).ravel()))
     limits = limits[limits < len(edges)]
     # Without a limit above, the grid's end is one.
-    highest = limits if moved else np.full(len(limits), len(edges) - 1)
-    conceded = _passed(run, grid, moved, edges[highest])
+    highest = limits if farthest else np.full(len(limits), len(edges) - 1)
+    conceded = _passed(run, grid, moves, edges[highest])
     lowest = np.zeros(len(limits), dtype=np.int64)
-    if other:
-        farther = _FARTHER_BELOW if moved else 0.0
+    if opposite:
+        farther = _FARTHER_BELOW if farthest else 0.0
         lowest = np.searchsorted(edges, -edges[limits] - farther)
         conceded = conceded + np.where(lowest > 0, ndtr(edges[lowest]), 0.0)
     logs = np.zeros((len(orders), len(limits)))
     middle = len(edges) // 2
     for row, size in enumerate(orders):
-        means = grid.means(float(size))
-        above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
-        sums = below[middle - 1 - lowest] + above[highest - 1 - middle]
+        sums = np.zeros((len(grids), len(limits)))
+        for place, each in enumerate(grids):
+            means = each.means(float(size))
+            above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
+            sums[place] = below[middle - 1 - lowest] + above[highest - 1 - middle]
         rounding = 2 * _ROUNDING / grid.p + (size + 1) * _LOG_ROUNDING
-        logs[row] = run.steps * (np.log(np.maximum(sums, _LEAST_MOMENT)) / grid.p + rounding)
+        powers = np.log(np.maximum(sums, _LEAST_MOMENT)) / grid.p
+        logs[row] = run.steps * (logsumexp(powers.T, axis=1, b=chances) + rounding)
     constants = orders * np.log(orders) - (orders + 1) * np.log(orders + 1)
     return _Moments(
         orders=orders[:, None],
@@ -234,16 +244,22 @@ def likelihood_ratios(places: Array, law: Array, g: float) -> tuple[Array, Array
     return ratios, (number * weights).sum(axis=0) / (never + weights.sum(axis=0))
 
 
-def _passed(run: events.OverlappingColumns, grid: _Grid, moved: float, limits: Array) -> Array:
+def _passed(run: events.OverlappingColumns, grid: _Grid, moves: Moves, limits: Array) -> Array:
     """Return a bound of P(X_t > x) with the record, for each of ``limits``, in deviations."""
     number = np.arange(len(grid.law))[:, None]
-    places = limits - moved * number * grid.deviation
-    # The logarithm of a normal tail is concave: at most its tangent.
-    tilts = math.sqrt(2 / math.pi) / erfcx(places / math.sqrt(2)) / grid.deviation
-    logs = log_ndtr(-places)
-    if run.others > 0:
-        scale = moved / run.noise_multiplier**2 * (1 + 8e-16)
-        largest = run.largest_other * scale
-        mean = run.draws * run.sampling_probability * run.others / run.largest_other
-        logs = logs + mean * np.expm1(np.minimum(tilts * largest, _MAX_EXPONENT)) * (1 + 1e-12)
-    return np.asarray(grid.law @ np.exp(np.minimum(logs, 0.0)))
+    scale = run.noise_multiplier**-2 * (1 + 8e-16)
+    result = np.zeros(len(limits))
+    for chance, moved, _ in moves:
+        places = limits - moved * number * grid.deviation
+        # The logarithm of a normal tail is concave: at most its tangent.
+        tilts = math.sqrt(2 / math.pi) / erfcx(places / math.sqrt(2)) / grid.deviation
+        logs = log_ndtr(-places)
+        if run.others > 0:
+            mean, tilts = run.draws * run.sampling_probability, tilts * run.largest_other * scale
+            others = np.full_like(tilts, -math.inf)
+            for share, far, _ in moves:
+                exponents = mean * np.expm1(np.minimum(tilts * far, _MAX_EXPONENT))
+                others = np.logaddexp(others, math.log(share) + exponents)
+            logs = logs + others * (run.others / run.largest_other) * (1 + 1e-12) + 1e-12
+        result += chance * (grid.law @ np.exp(np.minimum(logs, 0.0)))
+    return result

@@ -571,7 +571,7 @@ class Correlation:
             sampling_probability=step.sampling_probability,
             steps=-(-at.strategy.steps // at.turn) + 1,
             noise_multiplier=joint * _DOWN,
-            opposite=1.0,
+            neighbours="replace_one",
         )
 
     def _drawn_in_group(self, joint: float) -> Untruncated | None:
@@ -620,29 +620,21 @@ class Correlation:
         if not (self._may_be_in_any_step and self._is_whole_run):
             return
         steps = at.strategy.steps
-        drawn, displaces, counts = _independent_draws(step, steps)
+        drawn, displaces, _ = _independent_draws(step, steps)
         if drawn is None:
             return
-        opposite, reach = float(self._pair == "replace_one"), 1.0
-        nodes = nodes_of_levels(at.strategy)
-        ways: tuple[tuple[float, float], ...] = ((counts.get(0, 0.0), 0.0),)
-        if nodes and isinstance(step, Truncated) and self.plan.adjacency == "add_remove":
-            # Only in lots that are cut the record takes the place of another: it moves them twice
-            # as far, or that it is in any is conceded.
+        ways = [(float(displaces), 0.0)]
+        if isinstance(step, Truncated):
+            # Only in lots that are cut the record takes the place of another, or that it is in any
+            # is conceded.
             crowded, (drawn_there, *_) = crowded_probability(step), draws_above(step, steps)
-            if drawn_there > NEGLIGIBLE_PROBABILITY and crowded < 1:
-                ways = ((0.0, crowded),)
+            ways = [(crowded, 0.0)] if drawn_there > NEGLIGIBLE_PROBABILITY else []
             if drawn_there < _MAX_CONCEDED:
-                ways += ((drawn_there, 0.0),)
-            displaces = crowded >= 1
-        if displaces:
-            # The record takes the place of another, and a zero takes it without moving further.
-            reach = DISTANCE
-            opposite = {"add_remove": 0.0, "zero_out": 0.5, "replace_one": 1.0}[self.plan.adjacency]
+                ways.append((0.0, drawn_there))
         with suppress(TooLarge):
             products = products_by_lag(at.strategy)
             others = 2 * float(products[1:].sum()) * (1 + len(products) * 2.0**-52)
-            for conceded, twice in ways:
+            for crowded, conceded in ways:
                 yield events.OverlappingColumns(
                     own=float(products[0]),
                     others=others,
@@ -650,11 +642,11 @@ class Correlation:
                     draws=getattr(drawn, "records", 1),
                     sampling_probability=drawn.sampling_probability,
                     steps=steps,
-                    noise_multiplier=joint / reach * _DOWN,
+                    noise_multiplier=joint * _DOWN,
+                    neighbours=self.plan.adjacency if crowded else self._pair,
+                    crowded=crowded,
                     conceded=conceded,
-                    opposite=opposite,
-                    nodes=nodes,
-                    twice=twice,
+                    nodes=nodes_of_levels(at.strategy),
                 )
 
     def _sampled_columns(

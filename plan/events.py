@@ -533,11 +533,12 @@ class OverlappingColumns(_Validated):
     In step i a draw moves the run by the column c_i. No ⟨|c_i|, |c_i|⟩ is above ``own``, no
     ⟨|c_i|, |c_j|⟩ of two steps above ``largest_other``, and those of one step with all others add
     up to at most ``others``, all in squared clip norms. ``noise_multiplier`` is the noise standard
-    deviation over the clip norm. What replaces the record moves the run the other way,
-    ``opposite`` times as far: not at all if nothing does. With probability ``conceded``, which adds
-    to δ, a record moves it further. With the noise of a tree ``nodes`` has how many steps a node of
-    each level has, from 1, at most; then draws may move the run twice as far in a step, with the
-    probability ``twice``. Source: docs/theorems/correlated-noise.md, Theorems 23 and 29.
+    deviation over the clip norm. Under replace_one what replaces the record moves the run as far
+    the other way. A step is crowded with the probability ``crowded``, and then a draw, of the
+    record and of what replaces it, moves the run once more, as it takes the place of another. With
+    probability ``conceded``, which adds to δ, a record moves it further. With the noise of a tree
+    ``nodes`` has how many steps a node of each level has, from 1, at most. Source:
+    docs/theorems/correlated-noise.md, Theorems 23 and 29.
     """
 
     own: float
@@ -547,23 +548,30 @@ class OverlappingColumns(_Validated):
     sampling_probability: float
     steps: int
     noise_multiplier: float
+    neighbours: Neighbours = "add_remove"
+    crowded: float = 0.0
     conceded: float = 0.0
-    opposite: float = 0.0
     nodes: tuple[int, ...] = ()
-    twice: float = 0.0
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
-        if not 0 <= self.opposite <= 1:
-            raise ValueError(f"opposite must lie in [0, 1], got {self.opposite!r}")
-        if self.twice and not (0 < self.twice < 1 and self.nodes and not self.opposite):
-            raise ValueError("twice must lie in [0, 1), with nodes and nothing opposite")
+        if not 0 <= self.crowded <= 1:
+            raise ValueError(f"crowded must lie in [0, 1], got {self.crowded!r}")
         if not (0 < self.own < math.inf and 0 <= self.others < math.inf):
             raise ValueError("own must be positive, others not negative, and both finite")
         if not (0 < self.largest_other <= self.others or self.largest_other == self.others == 0):
             raise ValueError("largest_other must be positive and at most others, or both zero")
         if self.draws < 1 or self.steps < 1 or not 0 <= self.conceded < 1:
             raise ValueError("draws and steps must be at least 1, and conceded lie in [0, 1)")
+
+    @property
+    def moves(self) -> tuple[tuple[float, float, float], ...]:
+        """Probabilities of steps, and how far a draw of the record and of its replacement moves."""
+        near, far = {"add_remove": (0, 0), "zero_out": (0, 1), "replace_one": (1, 2)}[
+            self.neighbours
+        ]
+        both = (1 - self.crowded, 1.0, float(near)), (self.crowded, 2.0, float(far))
+        return tuple(moves for moves in both if moves[0] > 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
