@@ -34,7 +34,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.overlapping_columns import (
     Moves,
     both_orders,
-    draws_of_a_step,
+    kinds_of_steps,
     likelihood_ratios,
 )
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
@@ -184,9 +184,9 @@ def log_moments(run: events.OverlappingColumns, moves: Moves, conceded: float) -
         return np.full(len(_ORDERS), math.inf)
     grids = [_grid(limit, levels - level, deviation) for level, limit in enumerate(limits)]
     places = grids[0]
-    law, orders = draws_of_a_step(run), _ORDERS[:, None]
+    orders = _ORDERS[:, None]
     logs = np.full((len(orders), len(places)), -math.inf)
-    for chance, moved, _ in moves:
+    for chance, law, moved, _ in kinds_of_steps(run, moves):
         ratios, _ = likelihood_ratios(moved * places, law, moved**2 * levels * g)
         logs = np.logaddexp(logs, math.log(chance) + orders * ratios)
     logs += orders * 1e-13

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import erfcx, gammaln, log_ndtr, logsumexp, ndtr
+from scipy.special import erfcx, gammaln, log_ndtr, ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
@@ -44,6 +44,10 @@ _FARTHER_BELOW = 0.5
 """How much farther below zero the limit of a replaced record is."""
 _ORDERS = np.geomspace(0.05, 3000.0, 90)
 """Orders of moments: λ - 1 for the record's presence, s for its absence."""
+_LEAST_SHOWN, _MOST_SHOWN, _SHOWN_CELL = -3.0, 7.0, 0.4
+"""Places, in deviations, between which what a release shows is told apart, and their distance."""
+_MAX_LOG_ODDS = 30.0
+"""Logarithm of the odds, given what is shown of a draw, beyond which it counts as certain."""
 _ROUNDING = 1e-11
 """Relative allowance for the rounding of the mean of a cell, of a sum and of a tail."""
 _LOG_ROUNDING = 1e-13
@@ -112,17 +116,15 @@ def both_orders(run: events.OverlappingColumns) -> tuple[Moves, ...]:
 @lru_cache(maxsize=32)
 def _moments(run: events.OverlappingColumns, moves: Moves) -> _Moments:
     """Return the moments of a record against what replaces it, which move as ``moves`` says."""
-    chances = [chance for chance, *_ in moves]
     farthest, opposite = max(moved for _, moved, _ in moves), max(other for *_, other in moves)
-    grids = [_Grid.of(run, moved, other) for _, moved, other in moves]
-    grid, orders = grids[0], _ORDERS
+    grid, orders = _Grid.of(run, moves), _ORDERS
     edges = grid.edges
     shifts = {times * moved * grid.deviation for _, moved, _ in moves for times in range(3)}
     limits = np.unique(np.searchsorted(edges, np.add.outer(_LIMITS, sorted(shifts)).ravel()))
     limits = limits[limits < len(edges)]
     # Without a limit above, the grid's end is one.
     highest = limits if farthest else np.full(len(limits), len(edges) - 1)
-    conceded = _passed(run, grid, moves, edges[highest])
+    conceded = _passed(run, grid.deviation, moves, edges[highest])
     lowest = np.zeros(len(limits), dtype=np.int64)
     if opposite:
         farther = _FARTHER_BELOW if farthest else 0.0
@@ -131,14 +133,11 @@ def _moments(run: events.OverlappingColumns, moves: Moves) -> _Moments:
     logs = np.zeros((len(orders), len(limits)))
     middle = len(edges) // 2
     for row, size in enumerate(orders):
-        sums = np.zeros((len(grids), len(limits)))
-        for place, each in enumerate(grids):
-            means = each.means(float(size))
-            above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
-            sums[place] = below[middle - 1 - lowest] + above[highest - 1 - middle]
+        means = grid.means(float(size))
+        above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
+        sums = below[middle - 1 - lowest] + above[highest - 1 - middle]
         rounding = 2 * _ROUNDING / grid.p + (size + 1) * _LOG_ROUNDING
-        powers = np.log(np.maximum(sums, _LEAST_MOMENT)) / grid.p
-        logs[row] = run.steps * (logsumexp(powers.T, axis=1, b=chances) + rounding)
+        logs[row] = run.steps * (np.log(np.maximum(sums, _LEAST_MOMENT)) / grid.p + rounding)
     constants = orders * np.log(orders) - (orders + 1) * np.log(orders + 1)
     return _Moments(
         orders=orders[:, None],
@@ -149,39 +148,68 @@ def _moments(run: events.OverlappingColumns, moves: Moves) -> _Moments:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Grid:
-    """Cells between ``edges``, in deviations of X_t, the first of which has no lower end.
+class _Kind:
+    """A kind of step, with its ``chance``: what a draw moves in it, and how likely it is, is known.
 
-    At the edges, ``ratios`` are log ℓ of the record, which rises, and ``others`` and ``drawn`` are
-    log ℓ and r of the other one, which fall; ``h`` is its own. ``left`` and ``right`` are the
-    masses of the cells as split between their two ends, so that the mean stays.
+    At the edges of a grid, ``ratios`` are log ℓ of the record, which rises, and ``others`` and
+    ``drawn`` are log ℓ and r of what replaces it, which fall; ``h`` is its own.
     """
 
-    g: float
+    chance: float
     h: float
-    p: float
-    law: Array
-    edges: Array
+    most: int
     ratios: Array
     others: Array
     drawn: Array
+
+    def values(self, size: float) -> tuple[Array, Array]:
+        """Return f at the left and right end of each cell, times the chance, shape (cells,)."""
+        # Both factors of the other one are largest at an end of the cell, each at one of its own.
+        shared = size * (self.h * self.drawn[:-1] ** 2 / 2 - self.others[1:])
+        shared[0] += size * self.h * (self.most**2 - self.drawn[0] ** 2) / 2
+        left, right = (
+            self.chance * _exp(shared + (size + 1) * ratios)
+            for ratios in (self.ratios[:-1], self.ratios[1:])
+        )
+        return left, right
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Grid:
+    """Cells between ``edges``, in deviations of X_t, the first of which has no lower end.
+
+    ``left`` and ``right`` are the masses of the cells as split between their two ends, so that the
+    mean stays.
+    """
+
+    deviation: float
+    p: float
+    kinds: tuple[_Kind, ...]
+    edges: Array
     left: Array
     right: Array
 
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of X_t."""
-        return math.sqrt(self.g)
-
     @classmethod
-    def of(cls, run: events.OverlappingColumns, moved: float, other: float) -> _Grid:
+    def of(cls, run: events.OverlappingColumns, moves: Moves) -> _Grid:
         scale = 1 / run.noise_multiplier**2 * (1 + 4e-16)
-        g, h, law = run.own * scale, run.others * scale, draws_of_a_step(run)
+        g, h = run.own * scale, run.others * scale
         deviation = math.sqrt(g)
         farthest = _FARTHEST + 2 * deviation
         edges = np.linspace(-farthest, farthest, 2 * _CELLS + 1)
-        ratios, _ = likelihood_ratios(moved * edges * deviation, law, moved**2 * g)
-        others, drawn = likelihood_ratios(-other * edges * deviation, law, other**2 * g)
+        kinds = []
+        for chance, law, moved, other in kinds_of_steps(run, moves):
+            ratios, _ = likelihood_ratios(moved * edges * deviation, law, moved**2 * g)
+            others, drawn = likelihood_ratios(-other * edges * deviation, law, other**2 * g)
+            kinds.append(
+                _Kind(
+                    chance=chance,
+                    h=h * other**2,
+                    most=len(law) - 1,
+                    ratios=ratios,
+                    others=others,
+                    drawn=drawn,
+                )
+            )
         # Of a normal law both halves are alike.
         upper = edges[_CELLS:]
         mass = ndtr(-upper[:-1]) - ndtr(-upper[1:])
@@ -194,28 +222,63 @@ class _Grid:
         # No mass is zero, whose product with an infinite power would not be a number.
         left, right = np.maximum(left, 1e-300), np.maximum(right, 1e-300)
         return cls(
-            g=g,
-            h=h * other**2,
+            deviation=deviation,
             p=1 + h / g,
-            law=law,
+            kinds=tuple(kinds),
             edges=edges,
-            ratios=ratios,
-            others=others,
-            drawn=drawn,
             left=left,
             right=right,
         )
 
     def means(self, size: float) -> Array:
         """Return upper bounds of the mean of f(X)^p in each cell, shape (cells,)."""
-        # Both factors of the other one are largest at an end of the cell, each at one of its own.
-        shared = size * (self.h * self.drawn[:-1] ** 2 / 2 - self.others[1:])
-        shared[0] += size * self.h * ((len(self.law) - 1) ** 2 - self.drawn[0] ** 2) / 2
-        # A power of ℓ is convex, and at most its chord.
-        ends = (self.ratios[:-1], self.left), (self.ratios[1:], self.right)
-        return np.asarray(
-            sum(_exp(self.p * (shared + (size + 1) * ratio)) * mass for ratio, mass in ends)
-        )
+        left, right = map(sum, zip(*(kind.values(size) for kind in self.kinds), strict=True))
+        # A power of ℓ is convex, so are sums and powers of these, which are below their chords.
+        with np.errstate(divide="ignore"):
+            left, right = self.p * np.log(left), self.p * np.log(right)
+        return np.asarray(_exp(left) * self.left + _exp(right) * self.right)
+
+
+def kinds_of_steps(
+    run: events.OverlappingColumns, moves: Moves
+) -> list[tuple[float, Array, float, float]]:
+    """Return chances of kinds of steps, with the law of draws and how far both of them move."""
+    laws = [(1.0, draws_of_a_step(run))]
+    if run.shown:
+        laws = [(chance, np.array([1 - rate, rate])) for chance, rate in _shown_rates(run)]
+    return [
+        (chance * share, law, moved, other) for chance, moved, other in moves for share, law in laws
+    ]
+
+
+def _shown_rates(run: events.OverlappingColumns) -> list[tuple[float, float]]:
+    """Return chances of the probabilities of a draw, given what a normal release shows of it.
+
+    The law is spread to fewer probabilities with the same mean, which shows no less.
+    """
+    q, distance = run.sampling_probability, math.sqrt(run.shown)
+    places = np.arange(_LEAST_SHOWN, distance + _MOST_SHOWN, _SHOWN_CELL)
+    exponents = math.log(q / (1 - q)) + distance * places - run.shown / 2
+    uncertain = np.abs(exponents) < _MAX_LOG_ODDS
+    places, odds = places[uncertain], np.exp(exponents[uncertain])
+    rates = np.concatenate([[0.0], odds / (1 + odds), [1.0]])
+    ends = np.concatenate([[-math.inf], places, [math.inf]])
+    absent, drawn = (1 - q) * _masses(ends), q * _masses(ends - distance)
+    chances = np.zeros(len(rates))
+    share = ((drawn * (1 - rates[:-1]) - absent * rates[:-1]) / np.diff(rates)).clip(0, None)
+    chances[1:] += share
+    chances[:-1] += (absent + drawn - share).clip(0, None)
+    return [
+        (float(chance) * (1 + 1e-12) + 1e-18, float(rate))
+        for chance, rate in zip(chances, rates, strict=True)
+    ]
+
+
+def _masses(ends: Array) -> Array:
+    """Return the probabilities of a standard normal variable between ``ends``, shape (n - 1,)."""
+    lower, upper = np.diff(ndtr(ends)), -np.diff(ndtr(-ends))
+    # Tails keep their digits.
+    return np.where(ends[:-1] > 0, upper, lower)
 
 
 def _exp(exponents: Array) -> Array:
@@ -244,15 +307,16 @@ def likelihood_ratios(places: Array, law: Array, g: float) -> tuple[Array, Array
     return ratios, (number * weights).sum(axis=0) / (never + weights.sum(axis=0))
 
 
-def _passed(run: events.OverlappingColumns, grid: _Grid, moves: Moves, limits: Array) -> Array:
+def _passed(run: events.OverlappingColumns, deviation: float, moves: Moves, limits: Array) -> Array:
     """Return a bound of P(X_t > x) with the record, for each of ``limits``, in deviations."""
-    number = np.arange(len(grid.law))[:, None]
+    law = draws_of_a_step(run)
+    number = np.arange(len(law))[:, None]
     scale = run.noise_multiplier**-2 * (1 + 8e-16)
     result = np.zeros(len(limits))
     for chance, moved, _ in moves:
-        places = limits - moved * number * grid.deviation
+        places = limits - moved * number * deviation
         # The logarithm of a normal tail is concave: at most its tangent.
-        tilts = math.sqrt(2 / math.pi) / erfcx(places / math.sqrt(2)) / grid.deviation
+        tilts = math.sqrt(2 / math.pi) / erfcx(places / math.sqrt(2)) / deviation
         logs = log_ndtr(-places)
         if run.others > 0:
             mean, tilts = run.draws * run.sampling_probability, tilts * run.largest_other * scale
@@ -261,5 +325,5 @@ def _passed(run: events.OverlappingColumns, grid: _Grid, moves: Moves, limits: A
                 exponents = mean * np.expm1(np.minimum(tilts * far, _MAX_EXPONENT))
                 others = np.logaddexp(others, math.log(share) + exponents)
             logs = logs + others * (run.others / run.largest_other) * (1 + 1e-12) + 1e-12
-        result += chance * (grid.law @ np.exp(np.minimum(logs, 0.0)))
+        result += chance * (law @ np.exp(np.minimum(logs, 0.0)))
     return result

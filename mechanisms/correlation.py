@@ -185,6 +185,10 @@ _MAX_FORGOTTEN = 0.2
 """The most, over the noise, that entries of C are left out for."""
 _MAX_MOVE = 16.0
 """The largest move over the noise that is counted in one of several phases."""
+_PARTS = 0.2, 0.35, 0.5
+"""Parts of the noise for what shows whether a record is drawn."""
+_MAX_SHOWN = 3.0
+"""The largest squared move of a run, over its noise, at which that costs less."""
 _BLOCKS = tuple(2**k for k in range(1, 14))
 """Numbers of blocks of a run, each of which is seen along a direction of its own."""
 _BLOCK_LEVELS = 150
@@ -634,20 +638,29 @@ class Correlation:
         with suppress(TooLarge):
             products = products_by_lag(at.strategy)
             others = 2 * float(products[1:].sum()) * (1 + len(products) * 2.0**-52)
+            run = events.OverlappingColumns(
+                own=float(products[0]),
+                others=others,
+                largest_other=float(products[1:].max(initial=0.0)),
+                draws=getattr(drawn, "records", 1),
+                sampling_probability=drawn.sampling_probability,
+                steps=steps,
+                noise_multiplier=joint * _DOWN,
+            )
+            nodes = nodes_of_levels(at.strategy)
             for crowded, conceded in ways:
-                yield events.OverlappingColumns(
-                    own=float(products[0]),
-                    others=others,
-                    largest_other=float(products[1:].max(initial=0.0)),
-                    draws=getattr(drawn, "records", 1),
-                    sampling_probability=drawn.sampling_probability,
-                    steps=steps,
-                    noise_multiplier=joint * _DOWN,
-                    neighbours=self.plan.adjacency if crowded else self._pair,
+                neighbours = self.plan.adjacency if crowded else self._pair
+                yield replace(
+                    run,
+                    neighbours=neighbours,
                     crowded=crowded,
                     conceded=conceded,
-                    nodes=nodes_of_levels(at.strategy),
+                    nodes=nodes,
                 )
+            if isinstance(step, FixedSize) and run.draws == 1:
+                entire = (run.own + run.others) / joint**2
+                for part in _PARTS if entire < _MAX_SHOWN else ():
+                    yield _with_shown_draws(run, self.plan.adjacency, part)
 
     def _sampled_columns(
         self, step: events.Leaf, at: CorrelatedRun, joint: float
@@ -1151,6 +1164,22 @@ def _independent_draws(
         counts = truncated_draw_counts(step, steps)
         return without_truncation(step), 0 not in counts, counts
     return (step, False, {}) if isinstance(step, Untruncated) else (None, False, {})
+
+
+def _with_shown_draws(
+    run: events.OverlappingColumns, adjacency: events.Neighbours, part: float
+) -> events.OverlappingColumns:
+    """Return ``run`` with a ``part`` of its noise for releases that show if a record is drawn.
+
+    Whose place the record takes adds nothing to that. Source: docs/theorems/correlated-noise.md,
+    Theorem 32.
+    """
+    return replace(
+        run,
+        noise_multiplier=run.noise_multiplier * math.sqrt(1 - part) * _DOWN,
+        neighbours="replace_one" if adjacency == "replace_one" else "add_remove",
+        shown=(run.own + run.others) / run.noise_multiplier**2 / part * (1 + 2.0**-50),
+    )
 
 
 def _allocated_apart(lots: LotsApart, joint: float) -> events.Event:

@@ -537,8 +537,10 @@ class OverlappingColumns(_Validated):
     the other way. A step is crowded with the probability ``crowded``, and then a draw, of the
     record and of what replaces it, moves the run once more, as it takes the place of another. With
     probability ``conceded``, which adds to δ, a record moves it further. With the noise of a tree
-    ``nodes`` has how many steps a node of each level has, from 1, at most. Source:
-    docs/theorems/correlated-noise.md, Theorems 23 and 29.
+    ``nodes`` has how many steps a node of each level has, from 1, at most. Without nodes and with
+    one draw a step, whether it is drawn may also be ``shown``: by a normal release of its own, of
+    variance one, whose squared mean that is if it is. Source: docs/theorems/correlated-noise.md,
+    Theorems 23, 29 and 32.
     """
 
     own: float
@@ -552,11 +554,14 @@ class OverlappingColumns(_Validated):
     crowded: float = 0.0
     conceded: float = 0.0
     nodes: tuple[int, ...] = ()
+    shown: float = 0.0
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
         if not 0 <= self.crowded <= 1:
             raise ValueError(f"crowded must lie in [0, 1], got {self.crowded!r}")
+        if not 0 <= self.shown < math.inf or (self.shown and (self.nodes or self.draws != 1)):
+            raise ValueError("shown must be finite and not negative, without nodes and for a draw")
         if not (0 < self.own < math.inf and 0 <= self.others < math.inf):
             raise ValueError("own must be positive, others not negative, and both finite")
         if not (0 < self.largest_other <= self.others or self.largest_other == self.others == 0):

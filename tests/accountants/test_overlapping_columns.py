@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from affidavit.accountants import columns_of_nodes
 from affidavit.accountants.columns_of_nodes import ColumnsOfNodesCurve
-from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve
+from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve, kinds_of_steps
 from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.assessment import certify
 from affidavit.plan import events, plan_from
@@ -87,6 +87,78 @@ def test_two_steps_cost_no_more_than_the_bound(
         if truth > 1e-9:
             assert curve.epsilon(truth).upper >= epsilon * (1 - 1e-6)
             assert is_tree or curve.epsilon(bound).upper == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("neighbours", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(("q", "shown"), [(0.3, 0.5), (0.05, 2.0)])
+def test_steps_whose_draws_are_shown_cost_no_more_than_the_bound(
+    q: float, shown: float, neighbours: Any
+) -> None:
+    products, sigma = COLUMNS.T @ COLUMNS, 2.0
+    run = events.OverlappingColumns(
+        own=float(products.max()) * sigma**2,
+        others=float(products[0, 1]) * sigma**2,
+        largest_other=float(products[0, 1]) * sigma**2,
+        draws=1,
+        sampling_probability=q,
+        steps=2,
+        noise_multiplier=sigma,
+        neighbours=neighbours,
+        shown=shown,
+    )
+    places, weights = np.polynomial.hermite_e.hermegauss(14)
+    weights = weights / weights.sum()
+    # Under the law without a draw, what is shown multiplies the odds of one.
+    odds = q * np.exp(math.sqrt(shown) * places - shown / 2)
+    masses, rates = weights * (1 - q + odds), odds / (1 - q + odds)
+    opposite = -1.0 if neighbours == "replace_one" else 0.0
+    given = [
+        (masses[i] * masses[j], *(chosen_density(pair, sign) for sign in (1.0, opposite)))
+        for i, j in product(range(len(rates)), repeat=2)
+        for pair in [(rates[i], rates[j])]
+    ]
+    assert sum(mass for mass, *_ in given) == pytest.approx(1)
+    curve = OverlappingColumnsCurve(run)
+    for epsilon in EPSILONS:
+        truth = max(
+            sum(mass * one_way(there, other, epsilon) for mass, there, other in given),
+            sum(mass * one_way(other, there, epsilon) for mass, there, other in given),
+        )
+        assert curve.delta(epsilon).upper >= truth * (1 - 1e-6)
+
+
+def chosen_density(rates: tuple[float, float], sign: float) -> Array:
+    """The density of two steps on the grid, each drawn with a probability of its own."""
+    result = np.zeros(len(GRID))
+    for drawn in product(range(2), repeat=2):
+        chance = math.prod(r if b else 1 - r for r, b in zip(rates, drawn, strict=True))
+        moved = sign * COLUMNS @ drawn
+        result += chance * np.exp(-((GRID - moved) ** 2).sum(axis=1) / 2)
+    return result / (2 * math.pi)
+
+
+@pytest.mark.parametrize("shown", [0.3, 2.0, 8.0])
+def test_what_is_shown_of_a_draw_is_spread_to_probabilities_of_the_same_mean(shown: float) -> None:
+    q = 0.01
+    run = events.OverlappingColumns(
+        own=1.0,
+        others=0.0,
+        largest_other=0.0,
+        draws=1,
+        sampling_probability=q,
+        steps=1,
+        noise_multiplier=9.0,
+        shown=shown,
+    )
+    kinds = kinds_of_steps(run, run.moves)
+    chances, rates = np.array([(chance, law[1]) for chance, law, *_ in kinds]).T
+    assert 1 <= chances.sum() <= 1 + 1e-10
+    assert chances @ rates == pytest.approx(q, rel=1e-9)
+    # What is shown has the second moment E e^{2κw - κ²} over the squared mean of the odds.
+    places, weights = np.polynomial.hermite_e.hermegauss(100)
+    odds = q * np.exp(math.sqrt(shown) * places - shown / 2)
+    second = weights @ (odds**2 / (1 - q + odds)) / weights.sum()
+    assert second <= chances @ rates**2 <= 1.1 * second
 
 
 def test_powers_of_overlapping_products_have_no_larger_mean_than_the_bound_says() -> None:
