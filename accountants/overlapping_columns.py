@@ -242,7 +242,7 @@ class _Grid:
 def kinds_of_steps(
     run: events.OverlappingColumns, moves: Moves
 ) -> list[tuple[float, Array, float, float]]:
-    """Return chances of kinds of steps, with the law of draws and how far both of them move."""
+    """Return chances of kinds of steps, laws of the draws, shape (draws + 1,), and both moves."""
     laws = [(1.0, draws_of_a_step(run))]
     if run.shown:
         laws = [(chance, np.array([1 - rate, rate])) for chance, rate in _shown_rates(run)]
