@@ -124,7 +124,11 @@ def _moments(run: events.OverlappingColumns, moves: Moves) -> _Moments:
     limits = limits[limits < len(edges)]
     # Without a limit above, the grid's end is one.
     highest = limits if farthest else np.full(len(limits), len(edges) - 1)
-    conceded = _passed(run, grid.deviation, moves, edges[highest])
+    passed = _passed(run, grid.deviation, moves, edges[highest])
+    # Crowded steps are few, so that a lower limit of theirs concedes no more.
+    lower = np.argmax(passed[-1] <= passed[0][:, None], axis=1)
+    lower = np.where(passed[-1] <= passed[0], lower, np.arange(len(limits)))
+    conceded = passed[0] + (passed[-1][lower] if len(moves) > 1 else 0.0)
     lowest = np.zeros(len(limits), dtype=np.int64)
     if opposite:
         farther = _FARTHER_BELOW if farthest else 0.0
@@ -133,9 +137,14 @@ def _moments(run: events.OverlappingColumns, moves: Moves) -> _Moments:
     logs = np.zeros((len(orders), len(limits)))
     middle = len(edges) // 2
     for row, size in enumerate(orders):
-        means = grid.means(float(size))
+        means = grid.means(float(size), grid.kinds)
         above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
-        sums = below[middle - 1 - lowest] + above[highest - 1 - middle]
+        sums = below[middle - 1 - lowest] + above[highest[lower] - 1 - middle]
+        if len(moves) > 1:
+            few = np.cumsum(grid.means(float(size), grid.kinds[: len(grid.kinds) // 2])[middle:])
+            with np.errstate(invalid="ignore"):
+                sums += few[highest - 1 - middle] - few[highest[lower] - 1 - middle]
+            sums = np.where(np.isnan(sums), math.inf, sums)
         rounding = 2 * _ROUNDING / grid.p + (size + 1) * _LOG_ROUNDING
         logs[row] = run.steps * (np.log(np.maximum(sums, _LEAST_MOMENT)) / grid.p + rounding)
     constants = orders * np.log(orders) - (orders + 1) * np.log(orders + 1)
@@ -230,9 +239,9 @@ class _Grid:
             right=right,
         )
 
-    def means(self, size: float) -> Array:
-        """Return upper bounds of the mean of f(X)^p in each cell, shape (cells,)."""
-        left, right = map(sum, zip(*(kind.values(size) for kind in self.kinds), strict=True))
+    def means(self, size: float, kinds: tuple[_Kind, ...]) -> Array:
+        """Return upper bounds of the mean of f(X)^p over ``kinds`` in each cell, shape (cells,)."""
+        left, right = map(sum, zip(*(kind.values(size) for kind in kinds), strict=True))
         # A power of ℓ is convex, so are sums and powers of these, which are below their chords.
         with np.errstate(divide="ignore"):
             left, right = self.p * np.log(left), self.p * np.log(right)
@@ -308,12 +317,15 @@ def likelihood_ratios(places: Array, law: Array, g: float) -> tuple[Array, Array
 
 
 def _passed(run: events.OverlappingColumns, deviation: float, moves: Moves, limits: Array) -> Array:
-    """Return a bound of P(X_t > x) with the record, for each of ``limits``, in deviations."""
+    """Return bounds of P(X_t > x) in a step of each of ``moves``, with the record.
+
+    The shape is (moves, limits), with ``limits`` in deviations.
+    """
     law = draws_of_a_step(run)
     number = np.arange(len(law))[:, None]
     scale = run.noise_multiplier**-2 * (1 + 8e-16)
-    result = np.zeros(len(limits))
-    for chance, moved, _ in moves:
+    result = np.zeros((len(moves), len(limits)))
+    for row, (chance, moved, _) in enumerate(moves):
         places = limits - moved * number * deviation
         # The logarithm of a normal tail is concave: at most its tangent.
         tilts = math.sqrt(2 / math.pi) / erfcx(places / math.sqrt(2)) / deviation
@@ -325,5 +337,5 @@ def _passed(run: events.OverlappingColumns, deviation: float, moves: Moves, limi
                 exponents = mean * np.expm1(np.minimum(tilts * far, _MAX_EXPONENT))
                 others = np.logaddexp(others, math.log(share) + exponents)
             logs = logs + others * (run.others / run.largest_other) * (1 + 1e-12) + 1e-12
-        result += chance * (law @ np.exp(np.minimum(logs, 0.0)))
+        result[row] = chance * (law @ np.exp(np.minimum(logs, 0.0)))
     return result

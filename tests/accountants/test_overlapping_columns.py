@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,28 @@ def test_two_steps_cost_no_more_than_the_bound(
         if truth > 1e-9:
             assert curve.epsilon(truth).upper >= epsilon * (1 - 1e-6)
             assert is_tree or curve.epsilon(bound).upper == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("neighbours", ["add_remove", "zero_out", "replace_one"])
+def test_more_crowded_steps_cost_no_less(neighbours: Any) -> None:
+    # Columns that overlap with many others, at which large orders overflow.
+    runs = [
+        events.OverlappingColumns(
+            own=2.3,
+            others=81.6,
+            largest_other=1.7,
+            draws=1,
+            sampling_probability=0.022,
+            steps=107,
+            noise_multiplier=6.9,
+            neighbours=neighbours,
+            crowded=crowded,
+        )
+        for crowded in (0.0, 1e-12, 1e-6, 1e-3, 0.3, 1.0)
+    ]
+    costs = [OverlappingColumnsCurve(run).epsilon(1e-6).upper for run in runs]
+    assert all(more >= less * (1 - 1e-6) for less, more in pairwise(costs))
+    assert costs[1] == pytest.approx(costs[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("neighbours", ["add_remove", "replace_one"])
