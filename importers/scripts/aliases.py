@@ -28,7 +28,8 @@ def find_change(script: Script, holder: ast.expr, key: str, *, items: bool) -> a
         names |= more
     for node in script.nodes:
         if isinstance(node, Reference) and isinstance(node.ctx, ast.Load) and _name(node) in names:
-            if _is_of_layers(script, node):
+            maker: ast.AST = getattr(script.value_of(node), "func", node)
+            if isinstance(maker, ast.Attribute) and script.comes_from(maker, LAYER_PACKAGES):
                 continue
             if (change := _change_at(script, node, names | {key}, items)) is not None:
                 return change
@@ -47,12 +48,10 @@ def _connected(script: Script) -> Iterator[tuple[str, str]]:
     for node in script.nodes:
         pairs: list[tuple[ast.AST | None, ast.AST | None]] = []
         match node:
-            case ast.Assign(
-                targets=targets, value=ast.Call(func=ast.Attribute(value=base, attr="get"))
-            ):
-                pairs = [(base, target) for target in targets]  # as of ``settings.get("a")``
             case ast.Assign(targets=targets, value=value):
-                pairs = [(value, target) for target in targets]
+                got = getattr(value, "func", value)  # as of ``settings.get("a")``
+                base = getattr(got, "value", value) if last_name(got) == "get" else value
+                pairs = [(base, target) for target in targets]
             case ast.For(target=target, iter=ast.Call(func=ast.Attribute(value=base))):
                 pairs = [(base, part) for part in ast.walk(target)]
             case ast.Return(value=value):
@@ -65,13 +64,6 @@ def _connected(script: Script) -> Iterator[tuple[str, str]]:
         for one, other in pairs:
             if (first := _name(one)) is not None and (second := _name(other)) is not None:
                 yield first, second
-
-
-def _is_of_layers(script: Script, node: ast.AST) -> bool:
-    """Whether a node belongs to a package of layers, such as ``torch.optim``."""
-    if isinstance(node, ast.Name):
-        node = getattr(script.value_of(node), "func", node)
-    return isinstance(node, ast.Attribute) and script.comes_from(node, LAYER_PACKAGES)
 
 
 def _change_at(script: Script, node: Reference, keys: set[str], items: bool) -> ast.AST | None:

@@ -8,15 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from affidavit.importers import libraries
 from affidavit.importers.directives import read_directives, read_harmless_lines
-from affidavit.importers.libraries import (
-    ACCOUNTING,
-    LIBRARIES,
-    OPACUS,
-    OPACUS_BEFORE_1,
-    TRAINING,
-    Library,
-)
+from affidavit.importers.libraries import LIBRARIES, OPACUS, TRAINING, Library
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse, PartialPlan, not_imported
 from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
@@ -104,13 +98,9 @@ def _plans(raw: bytes, script: Script, library: Library) -> list[PartialPlan]:
 
 
 def _plan_of(
-    script: Script,
-    library: Library,
-    call: ast.Call,
-    others: list[ast.Call],
-    elsewhere: list[ast.Call],
-    stated: dict[str, Any],
-) -> PartialPlan:
+    script: Script, library: Library, call: ast.Call, others: list[ast.Call],
+    elsewhere: list[ast.Call], stated: dict[str, Any],
+) -> PartialPlan:  # fmt: skip
     """Read the plan of a call; others run instead of it, or ``elsewhere``. Raises as ``_plans``."""
     large = _require_unambiguous(script, library, call)
     whys = [f"it imports {file}, which is too large to be read" for file in large]
@@ -118,11 +108,8 @@ def _plan_of(
     if (file := find_caller(script, {getattr(item, "name", "") for item in leading})) is not None:
         script.shared_definitions |= set(leading)
         whys.append(f"{file} may run it, and what it does with the result is not read")
-    callers = [
-        OpenUse(line=call.lineno, message=f"line {call.lineno}: {source_text(call.func)}: {why}.")
-        for why in whys
-        if call.lineno not in script.harmless
-    ]
+    at, answered = f"line {call.lineno}: {source_text(call.func)}", call.lineno in script.harmless
+    callers = [OpenUse(line=call.lineno, message=f"{at}: {why}.") for why in whys if not answered]
     reading = OpacusPlanReader if library is OPACUS else ScriptPlanReader
     one = reading(library, script, call, stated)
     one.values.alternatives = tuple(script.parents[other] for other in others if other is not call)
@@ -155,10 +142,10 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
     """Return the only library whose private call runs, or None if there is none."""
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
-        entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
-    if OPACUS_BEFORE_1 in entries and not script.method_calls("attach"):
+        entries = [entry for entry in libraries.ACCOUNTING if _is_called(script, entry)]
+    if libraries.OPACUS_BEFORE_1 in entries and not script.method_calls("attach"):
         # The class alone, whose method make_private is private.
-        entries.remove(OPACUS_BEFORE_1)
+        entries.remove(libraries.OPACUS_BEFORE_1)
     if not entries:
         for node in _private_references(script, OPACUS):
             if isinstance(script.parents[node], ast.Call):
@@ -166,29 +153,22 @@ def _library_of(script: Script, *, explicit: bool) -> Library | None:
                 raise not_imported("script", message, "Write a plan.", node.lineno)
         for entry in TRAINING if explicit else ():
             if (statement := find_import(script, entry.modules)) is not None:
-                raise not_imported(
-                    "script",
-                    f"it imports {entry.modules[0]}, but makes no supported call, such as "
-                    f"{' or '.join(entry.private.names[:3])}.",
-                    "Check the file that makes the call, or write a plan.",
-                    statement.lineno,
-                )
+                calls = " or ".join(entry.private.names[:3])
+                message = f"it imports {entry.modules[0]}, but makes no supported call ({calls})."
+                remedy = "Check the file that makes the call, or write a plan."
+                raise not_imported("script", message, remedy, statement.lineno)
         return None
     keys = {entry.key for entry in entries}
     entries = [entry for entry in entries if keys.isdisjoint(entry.yields_to)]
     if len(entries) > 1:
         every = [node for entry in entries for node in _private_references(script, entry)]
         running = set(_running_references(script, every))
-        entries = [
-            entry for entry in entries if not running.isdisjoint(_private_references(script, entry))
-        ]
+        entries = [one for one in entries if running & {*_private_references(script, one)}]
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
-        raise not_imported(
-            "script",
-            f"it calls {names}, but only one library is supported.",
-            "Put each in its own script, or write a plan for each.",
-        )
+        message = f"it calls {names}, but only one library is supported."
+        remedy = "Put each in its own script, or write a plan for each."
+        raise not_imported("script", message, remedy)
     return entries[0]
 
 
@@ -248,6 +228,7 @@ def _private_references(script: Script, library: Library) -> Iterator[ast.expr]:
             ):
                 own = library is OPACUS or script.comes_from(node, library.modules)
                 module = last_name(script.parents[node]) in names  # of the same name
+                module |= library is OPACUS and script.function_of(node) is not None
                 if own and not module and node not in script.type_nodes:
                     yield node
 
@@ -269,19 +250,12 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> li
         raise not_imported(kind, message, "Rename it, or write a plan.", call.lineno)
     method = library is OPACUS
     rebound = [
-        binding
-        for (_, bound), bindings in script.bindings.items()
+        binding for (scope, bound), bindings in script.bindings.items() for binding in bindings
         if bound in library.private.names
-        for binding in bindings
-        if method or not isinstance(binding.node, ast.alias)
-    ]
-    if (
-        (method and not isinstance(call.func, ast.Attribute))
-        or rebound
-        or not script.stored_attributes.keys().isdisjoint(
-            (*library.private.names, *library.private.makers)
-        )
-    ):
+        and (isinstance(scope, ast.ClassDef) if method else not isinstance(binding.node, ast.alias))
+    ]  # fmt: skip
+    stored = script.stored_attributes.keys() & {*library.private.names, *library.private.makers}
+    if rebound or stored or (method and not isinstance(call.func, ast.Attribute)):
         message = f"its {name} may not be {library.name}'s."
         line = getattr(rebound[0].node, "lineno", None) if rebound else call.lineno
         raise not_imported(kind, message, "Write a plan.", line)
@@ -308,9 +282,8 @@ def _change_by(module: Script, script: Script, library: Library) -> ast.AST | No
     for attribute, stores in module.stored_attributes.items():
         for store in stores:
             own = isinstance(store.value, ast.Name) and store.value.id == "self"
-            noise = attribute.strip("_") == "noise_multiplier" or (
-                attribute in NAMES["private_parts"] and other
-            )
+            noise = attribute.strip("_") == "noise_multiplier"
+            noise |= attribute in NAMES["private_parts"] and other
             constant = isinstance(getattr(module.parents[store], "value", None), ast.Constant)
             of_package = module.comes_from(store.value, (*library.modules, *ARRAY_PACKAGES))
             if (noise and not own) or (other and of_package and not constant):

@@ -59,6 +59,8 @@ class ObjectKinds:
         self.values, self.script, self.library, self.call = values, values.script, library, call
         self.bound: dict[ast.AST, Kinds] = defaultdict(frozenset)
         """The kinds of the value that each place gives a name or attribute, and of its parts."""
+        self.held: dict[tuple[ast.AST, object], Kinds] = defaultdict(frozenset)
+        """The kinds of what is put into the value that a place gets, by the name of the entry."""
         self.returned: dict[ast.AST, Kinds] = defaultdict(frozenset)
         """The kinds of what a function returns."""
         self.assumed = {
@@ -123,11 +125,8 @@ class ObjectKinds:
                 self._hold(base, self._decided(node))
             case ast.AugAssign(target=target, value=value):
                 self._bind(target, computed(self.kinds(target), self.kinds(value)), None)
-            case (
-                ast.For(target=target, iter=iterable)
-                | ast.comprehension(target=target, iter=iterable)
-            ):
-                self._bind_elements(target, iterable)
+            case ast.For() | ast.comprehension():
+                self._bind_elements(node.target, node.iter)
             case ast.Return(value=ast.expr() as value):
                 self.returned[self.script.scope_of(node)] |= self.kinds(value)
             case ast.Call():
@@ -146,7 +145,7 @@ class ObjectKinds:
                 self.bound[target] |= kinds | self._decided(target)
             case ast.Subscript(value=base, slice=index):
                 decided = VALUE if self.kinds(index) & SECRETS else self._decided(target)
-                self._hold(base, items_of(kinds) | decided)
+                self._hold(base, items_of(kinds) | decided, _key_of(index))
             case ast.Starred(value=inner):
                 self._bind(inner, kinds, None)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
@@ -160,6 +159,7 @@ class ObjectKinds:
     def _parts(self, value: ast.expr | None, count: int, kinds: Kinds) -> list[Kinds]:
         """Return the kinds of the parts of a value that is unpacked."""
         made: list[list[ast.expr]] = []
+        value = self.values.returned_expression(value) if value is not None else None
         match value:
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 made = [elements]
@@ -178,29 +178,30 @@ class ObjectKinds:
 
     def is_private(self, call: ast.AST) -> bool:
         """Whether a call is the private call, or one of those of which one runs."""
-        return call is self.call or any(
-            call is getattr(item, "value", None) for item in self.values.alternatives
-        )
+        others = (getattr(item, "value", None) for item in self.values.alternatives)
+        return call in (self.call, *others)
 
     def is_of_other_call(self, node: ast.expr | None) -> bool:
         """Whether an object is only what another private call returns, which may run too."""
         made = self.script.places_of(node)
         if isinstance(node, ast.Name):
-            scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-            made = [item.node for item in self.reaching(node, scope, bindings)]
+            made = [item.node for item in self.reaching(node)]
         statements = {self.statement(call) for call in self.values.elsewhere}
-        return bool(made) and all(
-            not statements.isdisjoint(self.script.ancestors(item)) for item in made
-        )
+        around = ({*self.script.ancestors(item)} for item in made)
+        return bool(made) and all(statements & outer for outer in around)
 
     def _bind_elements(self, target: ast.expr, iterable: ast.expr) -> None:
         """Bind the target of a loop to the elements of what it iterates."""
         match iterable, target:
-            case (
-                ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
-                ast.Tuple(elts=[_, element]),
+            case ast.Call(func=ast.Name(id="enumerate"), args=[of, *_]), ast.Tuple(elts=[_, item]):
+                self._bind_elements(item, of)
+            case ast.Call(func=ast.Name(id="zip"), args=of), ast.Tuple(elts=to) if len(of) == len(
+                to
             ):
-                self._bind_elements(element, inner)
+                for item, inner in zip(to, of, strict=True):
+                    self._bind_elements(item, inner)
+            case ast.Tuple() | ast.List(), _:
+                self._bind(target, self.kinds(iterable), None)
             case ast.Call(func=function, args=[inner, *_]), _ if last_name(function) in NAMES[
                 "iterators"
             ] and last_name(function) not in ("enumerate", "zip"):
@@ -208,22 +209,28 @@ class ObjectKinds:
             case _:
                 self._bind(target, self.element(self.kinds(iterable)), None)
 
-    def _hold(self, base: ast.expr, kinds: Kinds) -> None:
-        """Note that an object holds others, by each name that it has been given."""
+    def _hold(
+        self, base: ast.expr, kinds: Kinds, key: object = None, *, inside: bool = False
+    ) -> None:
+        """Note what is put into an object, or ``inside`` a part, by each name that it has."""
         while isinstance(base, ast.Subscript) or (
             isinstance(base, ast.Attribute) and last_name(base.value) != "self"
         ):
+            key, inside = _key_of(getattr(base, "slice", None)), True
             base = base.value
         for place in self.script.places_of(base) if last_name(base) != "self" else ():
-            if kinds <= self.bound[place]:
+            if kinds <= self.held[place, key]:
                 continue
             self.bound[place] |= kinds
+            self.held[place, key] |= kinds
             passed = isinstance(place, ast.arg) and self.values.attempt(
                 self.values.arguments_for, base, place
             )
+            of_loop = isinstance(self.sources.holder_of(place)[0], ast.For | ast.comprehension)
             for same in passed or [self.sources.value_at(place)]:
-                if isinstance(same, ast.Name | ast.Attribute):
-                    self._hold(same, kinds)
+                for part in _parts_of(same, key, inside=inside or of_loop):
+                    held = part is not same
+                    self._hold(part, kinds, None if held else key, inside=inside or held)
 
     def _pass_arguments(self, call: ast.Call) -> None:
         """Pass arguments to the functions and methods of this file that a call may run."""
@@ -293,12 +300,9 @@ class ObjectKinds:
         for base in getattr(owner, "bases", ()):
             path = self.script.module_path(base)
             other = getattr(self.script.binding_of(base), "node", None)
-            if (
-                path.startswith("torch.nn.")
-                or ".layers." in path
-                or (last_name(base) or "").endswith(NAMES["model_classes"])
-                or (other is not owner and self._makes_models(other))
-            ):
+            layer = path.startswith("torch.nn.") or ".layers." in path
+            named = (last_name(base) or "").endswith(NAMES["model_classes"])
+            if layer or named or (other is not owner and self._makes_models(other)):
                 return True
         return False
 
@@ -334,7 +338,8 @@ class ObjectKinds:
             case ast.Attribute():
                 return self._of_attribute(node)
             case ast.Subscript(value=base, slice=index):
-                return self._of_item(self.kinds(base), index)
+                own = self._of_entry(base, _key_of(index))
+                return self._of_item(self.kinds(base), index) if own is None else own
             case ast.Call():
                 return self._of_call(node)
             case ast.BinOp(left=left, op=op, right=right):
@@ -352,9 +357,12 @@ class ObjectKinds:
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
                 return self.kinds(body) | self.kinds(other) | decided
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp() | ast.DictComp():
-                taken = [node.value if isinstance(node, ast.DictComp) else node.elt]
-                taken += [part for loop in node.generators for part in (loop.iter, *loop.ifs)]
-                return as_value(frozenset().union(*map(self.kinds, taken)))
+                item = self.kinds(node.value if isinstance(node, ast.DictComp) else node.elt)
+                parts = [part for loop in node.generators for part in (loop.iter, *loop.ifs)]
+                over = frozenset().union(*map(self.kinds, parts))
+                if over & SECRETS <= {"lot"} and item & SECRETS in ({"rows"}, {"loss"}):
+                    return frozenset("lot" if kind == "rows" else kind for kind in item)
+                return as_value(item | over)
             case ast.Lambda() | ast.Constant():
                 return NOTHING
             case ast.JoinedStr(values=parts):
@@ -364,47 +372,30 @@ class ObjectKinds:
         return frozenset().union(*map(self.kinds, children))
 
     def _of_name(self, node: ast.Name) -> Kinds:
-        scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-        if not bindings:
+        if not (own := self.reaching(node)):
             return self.assumed.get(node.id, NOTHING)
-        own = self.reaching(node, scope, bindings)
+        scope = self.script.resolve(node.id, self.script.scope_of(node))[0]
         made = whole(frozenset().union(*(self.bound[item.node] for item in own)))
         return made - {"optimizer"} | {"private"} if (scope, node.id) in self.attached else made
 
-    def reaching(self, use: ast.Name, scope: ast.AST, bindings: list[Binding]) -> list[Binding]:
+    def reaching(self, use: ast.Name) -> list[Binding]:
         """Return the bindings that may give a name its value at a use."""
-        inner: ast.AST = use
-        for outer in self.script.ancestors(use):
-            if _is_bound_by_loop(outer, inner, use.id):
-                return [
-                    item for item in bindings
-                    if item.node is outer or outer in self.script.ancestors(item.node)
-                ]  # fmt: skip
-            if outer is scope or isinstance(outer, FUNCTIONS) or (
-                isinstance(outer, ast.comprehension) and inner is outer.iter
-            ):  # fmt: skip
-                break
-            inner = outer
-        return self._after_private_call(use, bindings)
+        return self._after_private_call(use, self.script.bindings_of(use))
 
     def _after_private_call(self, use: ast.AST, bindings: list[Binding]) -> list[Binding]:
         """Leave out what the private call replaced before a use."""
         private = [item for item in bindings if self.values.is_set_by_private_call(item.node)]
         if not private or self.runs_before(use):
             return bindings
-        parents, scope = self.script.parents, self.script.scope_of(self.private)
-        return [
-            item
-            for item in bindings
-            if item in private
-            or not (
-                exclude_each_other(self.script, item.node, self.private)
-                or (  # also a parameter of the function
-                    scope in (self.script.scope_of(item.node), parents.get(parents[item.node]))
-                    and getattr(item.node, "lineno", 0) < self.private.lineno
-                )
-            )
-        ]
+        script, scope = self.script, self.script.scope_of(self.private)
+
+        def is_replaced(node: ast.AST) -> bool:
+            # Also a parameter of the function.
+            own = scope in (script.scope_of(node), script.parents.get(script.parents[node]))
+            before = own and getattr(node, "lineno", 0) < self.private.lineno
+            return before or exclude_each_other(script, node, self.private)
+
+        return [item for item in bindings if item in private or not is_replaced(item.node)]
 
     def runs_before(self, use: ast.AST, depth: int = 0) -> bool:
         """Whether a use may run before the private call."""
@@ -449,6 +440,21 @@ class ObjectKinds:
         if "engine" in base:
             return own | {"engine"}
         return own
+
+    def _of_entry(self, base: ast.expr, key: object) -> Kinds | None:
+        """Return the kinds of an entry of a dictionary, or of a split, that the text shows."""
+        split = last_name(getattr(self.values.origin_of(base), "func", base)) in NAMES["splits"]
+        if split and key is not None:
+            return self.kinds(base)
+        places = self.reaching(base) if isinstance(base, ast.Name) and key is not None else []
+        made = [item.value for item in places if isinstance(item.value, ast.Dict)]
+        if not made or len(made) < len(places):
+            return None
+        pairs = [pair for item in made for pair in zip(item.keys, item.values, strict=True)]
+        own = [self.kinds(value) for name, value in pairs
+               if not isinstance(name, ast.Constant) or name.value == key]  # fmt: skip
+        own += [self.held[item.node, name] for item in places for name in (key, None)]
+        return whole(frozenset().union(*own))
 
     def _of_item(self, base: Kinds, index: ast.expr) -> Kinds:
         decided = self.kinds(index) & SECRETS
@@ -497,21 +503,31 @@ class ObjectKinds:
 
     def is_part(self, function: ast.expr, callee: Kinds) -> bool:
         """Whether a called attribute is a layer or loss that the script stored there."""
-        return (
-            isinstance(function, ast.Attribute)
-            and bool(callee & {"model", "criterion"})
-            and bool(self.script.stored_attributes.get(function.attr))
-        )
+        stored = self.script.stored_attributes
+        held = isinstance(function, ast.Attribute) and bool(stored.get(function.attr))
+        return held and bool(callee & {"model", "criterion"})
 
     def _of_model(self, function: ast.expr, passed: list[Kinds]) -> Kinds:
         """Return the kinds of what a model or loss computes; none if it is neither."""
         callee = self.kinds(function)
         if "model" in callee:
             made = computed(*passed) & SECRETS
-            return frozenset({"rows"}) if made == {"lot"} else VALUE if "data" in made else made
+            if made <= {"lot", "rows"} and made:
+                return frozenset({"lot" if self._gives_parts(function) else "rows"})
+            return VALUE if "data" in made else made
         if "criterion" in callee:
             return loss_of(frozenset().union(*passed))
         return NOTHING
+
+    def _gives_parts(self, function: ast.expr) -> bool:
+        """Whether a model of this file returns several results, and never one alone."""
+        made = self.values.origin_of(function)
+        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
+            made = self.values.origin_of(made.func.value)
+        owners = self.script.places_of(getattr(made, "func", None))
+        results = [item.value for layer in self.layers if self.script.parents[layer] in owners
+                 for item in self.script.returns_of(layer)]  # fmt: skip
+        return bool(results) and all(isinstance(item, ast.Tuple | ast.List) for item in results)
 
     def _of_object(self, owners: list[ast.ClassDef], passed: list[Kinds]) -> Kinds:
         """Return the kinds of an object of a class of this file."""
@@ -541,6 +557,8 @@ class ObjectKinds:
             if name != "size" or not call.args:
                 return shape_of(base, name)
             return self._of_item(shape_of(base, "shape"), call.args[0])
+        if base == {"lot"} and name in ("items", "values"):
+            return base
         if base & SECRETS:  # computed with a parameter, it is a value of records still
             base -= {"model"}
         if "data" in base and find_method("data", name) is None:
@@ -609,12 +627,29 @@ class ObjectKinds:
         """Whether a part of the data is chosen by indices that may repeat."""
         if last_name(call.func) != "Subset" or len(call.args) < 2:
             return False
-        index = self.values.origin_of(call.args[1])
-        while isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Slice):
-            index = self.values.origin_of(index.value)
-        if isinstance(index, ast.Call) and last_name(index.func) == "list" and index.args:
-            index = index if self.functions(index.func) else self.values.origin_of(index.args[0])
+        index = call.args[1]
+        while (inner := self._taken_from(index)) is not None:
+            index = inner
         return not isinstance(index, ast.Call) or last_name(index.func) not in NAMES["distinct"]
+
+    def _taken_from(self, index: ast.expr | None) -> ast.expr | None:
+        """Return the indices that some are a part of, each once, or which they are."""
+        changes = self.script.method_calls(*NAMES["mutators"])
+        match index:
+            case ast.Subscript(value=value, slice=ast.Slice()):
+                return value
+            case ast.Call(func=function, args=[inner, *_]) if not self.functions(function) and (
+                last_name(function) in ("list", *NAMES["splits"])
+            ):
+                return inner
+            case ast.Name(id=name) if all(last_name(base) != name for _, base in changes):
+                match self.script.places_of(index):
+                    case [place] if isinstance(self.script.parents[place], ast.Tuple):
+                        split = getattr(self.sources.value_at(place), "func", place)
+                        is_split = last_name(split) in NAMES["splits"]
+                        return self.script.parents[split].args[0] if is_split else None  # type: ignore[attr-defined]
+                return self.values.origin_of(index)
+        return None
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:
         taken = frozenset().union(*passed)
@@ -695,6 +730,29 @@ def _conditions(outer: ast.AST, inner: ast.AST) -> tuple[list[ast.expr], Kinds]:
     return [], NOTHING
 
 
+def _key_of(index: ast.expr | None) -> object:
+    """Return the constant that names an entry, or None if it may be any."""
+    return index.value if isinstance(index, ast.Constant) else None
+
+
+def _parts_of(value: ast.AST | None, key: object, *, inside: bool) -> list[ast.expr]:
+    """Return the names of the objects that a value may be, or that its entry may hold."""
+    items: list[ast.expr] = []
+    match value:
+        case ast.Name() | ast.Attribute() | ast.Subscript():
+            return [value]
+        case ast.IfExp(body=one, orelse=other) | ast.BoolOp(values=[one, other]):
+            items = [one, other]
+        case ast.List(elts=items) | ast.Tuple(elts=items) if inside:
+            pass
+        case ast.Dict(keys=keys, values=values) if inside:
+            pairs = zip(keys, values, strict=True)
+            items = [
+                item for name, item in pairs if None in (key, own := _key_of(name)) or own == key
+            ]
+    return [part for item in items for part in _parts_of(item, None, inside=inside)]
+
+
 def items_of(kinds: Kinds) -> Kinds:
     """Return the kinds of a list that something is put into: its length tells no value of it."""
     return kinds - VALUE | {"items"} if "value" in kinds else kinds
@@ -720,12 +778,3 @@ def is_own(kinds: ObjectKinds, call: ast.Call) -> bool:
         return bool(made) and all(isinstance(item, ast.FunctionDef | ast.ClassDef) for item in made)
     base = kinds.kinds(function.value) if isinstance(function, ast.Attribute) else NOTHING
     return bool(kinds.functions(function)) and base <= {"model", "holder", "data"}
-
-
-def _is_bound_by_loop(outer: ast.AST, inner: ast.AST, name: str) -> bool:
-    loops = getattr(outer, "generators", [])
-    if isinstance(outer, ast.For) and inner in outer.body:
-        loops = [outer]
-    parts = (part for loop in loops for part in ast.walk(loop.target))
-    bound = (part for part in parts if isinstance(getattr(part, "ctx", None), ast.Store))
-    return any(last_name(part) == name for part in bound if isinstance(part, ast.Name))

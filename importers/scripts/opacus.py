@@ -51,15 +51,10 @@ class OpacusPlanReader(ScriptPlanReader):
             "private_call_skipped": self._may_be_skipped(),
         }
         self.broken += [FAULTS[key] for key, is_broken in faults.items() if is_broken]
-        self.values.other_steps = frozenset(
-            step
-            for step in optimizer_steps(self.values)
-            if isinstance(step.func, ast.Attribute)
-            and (
-                self.kinds.kinds(step.func.value) == {"optimizer"}
-                or self.kinds.is_of_other_call(step.func.value)
-            )
-        )
+        steps = [(step, getattr(step.func, "value", None)) for step in optimizer_steps(self.values)]
+        self.values.other_steps = frozenset(step for step, owner in steps if owner is not None and (
+            self.kinds.kinds(owner) == {"optimizer"} or self.kinds.is_of_other_call(owner)
+        ))  # fmt: skip
         return super().partial()
 
     def find_faults(self, lot: Any) -> None:
@@ -279,10 +274,8 @@ class OpacusPlanReader(ScriptPlanReader):
                 raise ImportError
             return calibrate(**arguments)
         except ImportError:
-            raise self.refusal(
-                "its noise is calibrated with Opacus, which is not installed here.",
-                f"Install opacus, or {STATE_NOISE_REMEDY}",
-            ) from None
+            message = "its noise is calibrated with Opacus, which is not installed here."
+            raise self.refusal(message, f"Install opacus, or {STATE_NOISE_REMEDY}") from None
         except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
             message = f"Opacus' calibration failed: {error}."
             raise self.refusal(message, "Change the target.") from None
@@ -293,11 +286,9 @@ class OpacusPlanReader(ScriptPlanReader):
         epochs = self.read(self.arguments.get("epochs"), "/epochs", "epochs")
         known = {
             "dataset_size": plan.get("dataset", {}).get("size"),
-            "lot_size": plan.get("sampling", {}).get("lot_size"),
-            "target_epsilon": target.get("epsilon"),
-            "target_delta": target.get("delta"),
-            "epochs": epochs,
-        }
+            "lot_size": plan.get("sampling", {}).get("lot_size"), "epochs": epochs,
+            "target_epsilon": target.get("epsilon"), "target_delta": target.get("delta"),
+        }  # fmt: skip
         lacking = [key for key, value in known.items() if value is None]
         if lots is None or lacking:
             whys = (f"{key} ({self.unread.get(PLAN_POINTERS[key], 'unknown')})" for key in lacking)
@@ -309,12 +300,9 @@ class OpacusPlanReader(ScriptPlanReader):
             )
         rate = 1 / lots
         return {
-            "epsilon": target["epsilon"],
-            "delta": target["delta"],
-            "sampling_probability": rate,
-            "steps": int(epochs / rate),
-            "mechanism": self._accountant(),
-        }
+            "epsilon": target["epsilon"], "delta": target["delta"], "steps": int(epochs / rate),
+            "sampling_probability": rate, "mechanism": self._accountant(),
+        }  # fmt: skip
 
     def _accountant(self) -> str:
         engines = self.script.calls_to("PrivacyEngine")
@@ -322,7 +310,5 @@ class OpacusPlanReader(ScriptPlanReader):
         names = ["prv" if node is None else self.values.known_value(node) for node in nodes]
         if names and isinstance(names[0], str) and names.count(names[0]) == len(names):
             return names[0]
-        raise self.refusal(
-            "the accountant of its PrivacyEngine cannot be read from the script.",
-            f"Add {STATE_NOISE_REMEDY}",
-        )
+        message = "the accountant of its PrivacyEngine cannot be read from the script."
+        raise self.refusal(message, f"Add {STATE_NOISE_REMEDY}")

@@ -54,11 +54,8 @@ def read_argparse(values: Evaluator, call: ast.Call) -> Any:
         name = option_destination(item)
         if name is None:
             raise Unreadable(item, "an option's name is not a literal")
-        declared[name] = (
-            Unreadable(item, f"the option {name} is declared twice")
-            if name in declared
-            else _option_default(values, item, name)
-        )
+        twice = Unreadable(item, f"the option {name} is declared twice")
+        declared[name] = twice if name in declared else _option_default(values, item, name)
     record = Record("options", declared)
     return [record, Unreadable(call, "unknown")] if partial else record
 
@@ -100,11 +97,9 @@ def _require_plain_parser(values: Evaluator, call: ast.Call) -> None:
     for node in script.nodes:
         outer = script.parents.get(node)
         match node:
-            case (
-                ast.Attribute(attr="set_defaults")
-                | ast.Attribute(attr="default" | "dest" | "argv", ctx=ast.Store())
-                | ast.alias(name="argv")
-            ):
+            case ast.Attribute(attr="set_defaults") | ast.alias(name="argv"):
+                raise Unreadable(node, "an option may be changed while the script runs")
+            case ast.Attribute(attr="default" | "dest" | "argv", ctx=ast.Store()):
                 raise Unreadable(node, "an option may be changed while the script runs")
             case ast.Attribute(attr="argv") if not isinstance(
                 outer, ast.Subscript | ast.Call
@@ -279,12 +274,6 @@ def _as_record(call: ast.Call, document: Any, count: Iterator[int], depth: int =
     return document
 
 
-READERS = (
-    read_argparse,
-    read_absl_flags,
-    read_absl_flag,
-    read_settings_file,
-    read_dataset_length,
-    read_instance,
-)
+READERS = (read_argparse, read_absl_flags, read_absl_flag, read_settings_file, read_dataset_length,
+           read_instance)  # fmt: skip
 """All readers, in the order in which they are tried."""

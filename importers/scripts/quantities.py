@@ -35,9 +35,8 @@ class Quantities:
         self.library, self.script, self.call = library, script, call
         self.kind = f"{library.name} script"
         self.values = Evaluator(script, READERS)
-        self.arguments = arguments_of(
-            self.values.with_unpacked_keywords(call), library.private, self.kind
-        )
+        whole = self.values.with_unpacked_keywords(call)
+        self.arguments = arguments_of(whole, library.private, self.kind)
         self.lines: list[tuple[str, int]] = [("", call.lineno)]
         self.unread: dict[str, str] = {}
         self.read_literals: dict[str, SourceSpan] = {}
@@ -74,11 +73,9 @@ class Quantities:
         value, line = read[0]
         for other, where in read[1:]:
             if other != value:
-                raise self.refusal(
-                    f"{name} is {value} on line {line}, and {other} on line {where}.",
-                    "Make them the same, so that the accounting matches the run.",
-                    where,
-                )
+                message = f"{name} is {value} on line {line}, and {other} on line {where}."
+                remedy = "Make them the same, so that the accounting matches the run."
+                raise self.refusal(message, remedy, where)
         return value
 
     def _stating_calls(self, name: str) -> Iterator[tuple[Call, ast.Call]]:
@@ -92,9 +89,8 @@ class Quantities:
                 continue
             if not (call is self.library.private or call.trains or call.accounts):
                 self._require_unset(call, name)
-            nodes = (
-                [self.call] if call is self.library.private else list(self._matching_calls(call))
-            )
+            own = call is self.library.private
+            nodes = [self.call] if own else list(self._matching_calls(call))
             if call.trains and (why := self._not_one_training(call, nodes)) is not None:
                 raise Unreadable(nodes[0] if nodes else self.call, why)
             yield from ((call, node) for node in nodes)
@@ -106,9 +102,8 @@ class Quantities:
             for part in WORD.findall(text):
                 for store in self.script.stored_attributes.get(part, ()):
                     if getattr(store.value, "id", "") != "self":
-                        raise Unreadable(
-                            store, f"line {store.lineno}: {part} is set while it runs."
-                        )
+                        why = f"line {store.lineno}: {part} is set while it runs."
+                        raise Unreadable(store, why)
 
     def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:
         """Explain why training may happen outside of one call, or return None."""
@@ -125,14 +120,9 @@ class Quantities:
     ) -> ast.AST | None:
         """Find a use of these methods other than the calls ``nodes``."""
         called, names = {node.func for node in nodes}, (*call.names, *others)
-        used = (
-            node
-            for node in self.script.nodes
-            if isinstance(node, ast.Attribute)
-            and node.attr in names
-            and node not in called
-            and not self.script.comes_from(node, ("re",))
-        )
+        used = (node for node in self.script.nodes
+                if isinstance(node, ast.Attribute) and node.attr in names
+                and node not in called and not self.script.comes_from(node, ("re",)))  # fmt: skip
         return next(used, None)
 
     def _matching_calls(self, call: Call) -> Iterator[ast.Call]:
@@ -163,11 +153,9 @@ class Quantities:
 
     def _evaluated(self, call: Call, node: ast.Call, name: str) -> Any:
         """Return what ``node`` states of a quantity, or None if that is not known."""
-        arguments = (
-            self.arguments
-            if node is self.call
-            else arguments_of(self.values.with_unpacked_keywords(node), call, self.kind)
-        )
+        whole = self.values.with_unpacked_keywords(node)
+        own = node is self.call
+        arguments = self.arguments if own else arguments_of(whole, call, self.kind)
         expression = ast.parse(call.quantities[name], mode="eval").body
         if names_in(expression) - arguments.keys() - call.defaults.keys():
             if call.trains and name == "steps" and passes_around(self.values, node)[1] != 1:
@@ -204,13 +192,9 @@ class Quantities:
         return None if length == "epochs" else count * times
 
     def read(
-        self,
-        node: ast.expr | None,
-        pointer: str,
-        name: str,
-        kind: type = float,
+        self, node: ast.expr | None, pointer: str, name: str, kind: type = float,
         line: int | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return the value of an expression, or None with the reason in ``unread``."""
         if node is None:
             return None
@@ -256,12 +240,9 @@ def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr
     """Return the arguments of a call by name; raises ``MalformedPlan`` if some have no name."""
     if unpacks(call) or (len(call.args) > len(meaning.positional) and not meaning.accounts):
         name = last_name(call.func)
-        raise not_imported(
-            kind,
-            f"{name} has arguments without a name.",
-            "Name each argument in the call, or write a plan.",
-            call.lineno,
-        )
+        message = f"{name} has arguments without a name."
+        remedy = "Name each argument in the call, or write a plan."
+        raise not_imported(kind, message, remedy, call.lineno)
     return dict(zip(meaning.positional, call.args, strict=False)) | keywords_of(call)
 
 
@@ -277,8 +258,5 @@ def attributes_used_of(script: Script, call: ast.Call) -> list[ast.Attribute]:
         for chain in script.calls_to("chain"):
             own = part in chain.args or any(last_name(arg) in names for arg in chain.args)
             made += [chain] if own and chain not in made else []
-    return [
-        node
-        for node in script.nodes
-        if isinstance(node, ast.Attribute) and last_name(node.value) in names - {"self"}
-    ]
+    uses = (node for node in script.nodes if isinstance(node, ast.Attribute))
+    return [node for node in uses if last_name(node.value) in names - {"self"}]

@@ -57,7 +57,10 @@ class RecordSources:
                         for item in passed or ():
                             self.add(item, depth + 1)
                     else:
-                        self.add(self.value_at(place), depth + 1)
+                        self.add(value := self.value_at(place), depth + 1)
+                        for part in ast.walk(value or place):
+                            if last_name(part) == last_name(node):  # as of ``x = f(x)``
+                                self.add(part, depth + 1)
             case ast.Call():
                 for item in self._parts(node):
                     self.add(item, depth + 1)
@@ -97,7 +100,9 @@ class RecordSources:
             or any(map(self._may_hold_records, getattr(function.value, "args", ())))
             or (isinstance(function.value, ast.Call) and find_method("data", name or "") is None)
         ):
-            return [function.value]  # x.float(), torch.tensor(x).float(), read_csv("x").ffill()
+            # x.float(), torch.tensor(x).float(), read_csv("x").ffill(), and Scaler().transform(x)
+            passed = call.args if self._is_constructed(function.value) else []
+            return [function.value, *filter(self._may_hold_records, passed)]
         if name in ("range", "len", "trange"):
             return []
         parts = list(filter(self._may_hold_records, call.args))
@@ -126,18 +131,29 @@ class RecordSources:
                 return False
         return any(map(self._may_hold_records, ast.iter_child_nodes(node)))
 
+    def _is_constructed(self, node: ast.expr) -> bool:
+        """Whether a class, and no function, makes an object, or what is called on it."""
+        made = self.values.origin_of(node)
+        function = getattr(made, "func", ast.Constant(None))
+        inner = isinstance(function, ast.Attribute) and self._is_constructed(function.value)
+        return inner or (last_name(function) or "")[:1].isupper()
+
     def _is_defined(self, root: ast.expr) -> bool:
         """Whether no value is assigned to a name: it is imported, defined or not bound."""
-        bindings = self.script.bindings_of(root) if isinstance(root, ast.Name) else []
+        bindings = self.script.bindings_of(root)
         known = (ast.alias, ast.FunctionDef, ast.ClassDef)
         return not bindings or any(isinstance(item.node, known) for item in bindings)
 
     def value_at(self, place: ast.AST) -> ast.AST | None:
         """Return the expression whose value a place takes, or a part of it."""
+        return assigned_to(self.script, place) or self.holder_of(place)[1]
+
+    def holder_of(self, place: ast.AST) -> tuple[ast.AST, ast.expr | None]:
+        """Return the statement or clause that gives a place its value, and the whole value."""
         around = self.script.ancestors(place)
         outer = next(o for o in around if not isinstance(o, ast.Tuple | ast.List | ast.Starred))
-        value = getattr(outer, "value", getattr(outer, "context_expr", None))
-        return assigned_to(self.script, place) or value
+        held = (getattr(outer, key, None) for key in ("value", "iter", "context_expr"))
+        return outer, next(filter(None, held), None)
 
     def made_of(self, node: ast.AST) -> set[ast.AST]:
         """Return the parts of an expression, and of all that its names may be given."""
@@ -157,8 +173,8 @@ class RecordSources:
 
     def imported(self, node: ast.expr) -> list[ast.alias]:
         """Return what imports a name, or what it is an attribute of, from another file."""
-        root, aliases = root_of(node), []
-        for item in self.script.bindings_of(root) if isinstance(root, ast.Name) else ():
+        aliases = []
+        for item in self.script.bindings_of(root_of(node)):
             package = package_of(self.script.import_origin(item)[0] or "")
             known = package in NAMES["data_packages"] or package in KNOWN_PACKAGES
             is_own = not known or file_of_package(self.script, package)
@@ -176,12 +192,12 @@ class RecordSources:
     def folders(self) -> list[str]:
         """The texts of the paths that the records are read from."""
         keys = ("root", "data_dir", "data_files")
-        calls = [call for call in self.calls if _takes_path(call)]
+        calls = [call for call in self.calls if _takes_root(call) or last_name(call.func) == "load"
+                 or (last_name(call.func) or "").startswith("read_")]  # fmt: skip
         paths = [item for call in calls for item in (*call.args[:1], *(
             value for key, value in keywords_of(call).items() if key in keys))]  # fmt: skip
-        return [
-            text for item in paths if (text := _text_of(item).rstrip("/")) not in ("", "'", "'.")
-        ]
+        texts = (_text_of(item).rstrip("/") for item in paths)
+        return [text for text in texts if text not in ("", "'", "'.")]
 
     def names_folder(self, node: ast.AST) -> bool:
         """Whether an expression is a path of the records, or of a file below."""
@@ -229,20 +245,11 @@ def _settings(call: ast.Call) -> dict[str, object]:
     """Return the constant arguments that choose among data sets."""
     first = _takes_root(call)
     named = {str(i): item for i, item in enumerate(call.args) if i >= first} | keywords_of(call)
-    made: dict[str, object] = {
-        key: item.value
-        for key, item in named.items()
-        if isinstance(item, ast.Constant) and key not in ("download", "root", "transform")
-    }
+    made: dict[str, object] = {key: item.value for key, item in named.items() if isinstance(
+        item, ast.Constant) and key not in ("download", "root", "transform")}  # fmt: skip
     if first:
         made.setdefault("train", made.pop("1", True))
     return made
-
-
-def _takes_path(call: ast.Call) -> bool:
-    """Whether the first argument of what reads a data set is a path, and not its name."""
-    name = last_name(call.func) or ""
-    return _takes_root(call) or name == "load" or name.startswith("read_")
 
 
 def _takes_root(call: ast.Call) -> bool:

@@ -88,11 +88,9 @@ def modules_of(script: Script, beside: tuple[str, ...]) -> tuple[list[Script], l
     names = frozenset(_imported("\n".join(map(ast.unparse, statements))))
     others, modules = _others(script)[0] if names else [], dict[str, Module]()
     while more := {
-        item.file: item
-        for item in others
-        if item.file not in modules
+        item.file: item for item in others if item.file not in modules
         and any(package_of(name) not in beside for name in item.names & names)
-    }:
+    }:  # fmt: skip
         modules |= more
         names = names.union(*(item.imported for item in more.values()))
     scripts = (_parsed(file) for file in modules)

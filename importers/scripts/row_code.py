@@ -8,12 +8,7 @@ from collections.abc import Iterator
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.row_kinds import is_key, keeps_rows
-from affidavit.importers.scripts.syntax import (
-    Script,
-    last_name,
-    names_in,
-    package_of,
-)
+from affidavit.importers.scripts.syntax import Script, last_name, names_in, package_of
 from affidavit.importers.scripts.use_table import FUNCTIONS, METHODS, SECRETS, find_function
 
 TOKENIZERS = next(use for use in FUNCTIONS if "AutoTokenizer" in use.modules.split())
@@ -26,7 +21,7 @@ OF_OTHER_ROWS = "a row may be made of other records than its own"
 
 def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
     """Yield what in transforms and data sets of the script's own may take or keep other records."""
-    script, todo = kinds.script, list[ast.expr]()
+    script, todo, takers = kinds.script, list[ast.expr](), NAMES["row_code_takers"]
     for node in script.nodes:
         match node:
             case ast.keyword(arg=str(name), value=value) if _is_transform(name) or (
@@ -35,9 +30,7 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
                 todo.append(value)
             case ast.Attribute(attr=name, ctx=ast.Store()) if _is_transform(name):
                 todo += filter(None, [getattr(script.parents[node], "value", None)])
-            case ast.Call(func=function, args=args) if last_name(function) in NAMES[
-                "row_code_takers"
-            ] and (
+            case ast.Call(func=function, args=args) if last_name(function) in takers and (
                 isinstance(function, ast.Attribute)
                 or any(kinds.kinds(item) & SECRETS for item in args)
             ):
@@ -59,10 +52,9 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
                 source = part in of_sources
                 package = package_of(script.import_origin(bound)[0] or "")
                 foreign = isinstance(bound.node, ast.alias) and not source
-                if (
-                    isinstance(bound.node, ast.FunctionDef | ast.ClassDef)
-                    and not _is_of_one(kinds, bound.node)
-                ) or (foreign and package not in NAMES["transform_packages"]):
+                own = isinstance(bound.node, ast.FunctionDef | ast.ClassDef)
+                joins = own and not _is_of_one(kinds, bound.node)
+                if joins or (foreign and package not in NAMES["transform_packages"]):
                     yield part, OF_OTHER_ROWS
                 elif bound.value is not None and not source:
                     todo.append(bound.value)
@@ -121,6 +113,5 @@ def _is_code(script: Script, name: ast.Name) -> bool:
         outer = script.parents[outer]
     call = script.parents[outer]
     called = isinstance(call, ast.Call) and call.func is outer
-    return isinstance(name.ctx, ast.Load) and (
-        called or (outer is name and not isinstance(call, ast.Subscript))
-    )
+    whole = outer is name and not isinstance(call, ast.Subscript)
+    return isinstance(name.ctx, ast.Load) and (called or whole)

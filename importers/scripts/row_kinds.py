@@ -49,9 +49,8 @@ def arithmetic(node: ast.BinOp, op: ast.operator, left: Kinds, right: Kinds) -> 
     """Return the kinds of an arithmetic expression, which may join what it computes with."""
     taken = left | right
     if "data" in taken:
-        whole = isinstance(node.left, ast.List | ast.Tuple) or (
-            isinstance(node.left, ast.Call) and last_name(node.left.func) in ("list", "tuple")
-        )
+        made = last_name(getattr(node.left, "func", op)) in ("list", "tuple")
+        whole = made or isinstance(node.left, ast.List | ast.Tuple)
         if whole or isinstance(op, ast.MatMult) or (left & right & {"data"}):
             return VALUE
     linear = isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
@@ -85,9 +84,8 @@ def applied(
             keeps = first is not None and kinds(first) in ({"rows"}, {"lot"})
         case "view" | "reshape":
             others = frozenset().union(*map(kinds, options[1:]))
-            keeps = first is not None and (
-                not others if ast.unparse(first) == "-1" else kinds(first) == {"size"}
-            )
+            rest = first is not None and ast.unparse(first) == "-1"
+            keeps = not others if rest else first is not None and kinds(first) == {"size"}
         case _:
             keeps = True
     return made if keeps and "loss" not in made else VALUE

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,7 @@ class Script:
     nodes: list[ast.AST] = field(init=False)
     """All nodes of the syntax tree, without the contexts of names, which Python shares."""
     parents: dict[ast.AST, ast.AST] = field(init=False)
+    _reaching: dict[ast.AST | None, list[Binding]] = field(init=False, default_factory=dict)
     shared_definitions: set[ast.AST] = field(init=False, default_factory=set)
     """Definitions that lead to the private call, if several files run it."""
 
@@ -79,23 +80,25 @@ class Script:
         return self.tree
 
     @cached_property
+    def shared(self) -> dict[tuple[Scope, str], None]:
+        """The names that functions share with other scopes, with the functions."""
+        nodes = (node for node in self.nodes if isinstance(node, ast.Global | ast.Nonlocal))
+        return dict.fromkeys((self.scope_of(node), name) for node in nodes for name in node.names)
+
+    @cached_property
     def bindings(self) -> dict[tuple[Scope, str], list[Binding]]:
         """The bindings of each name, by scope and name."""
         table: dict[tuple[Scope, str], list[Binding]] = defaultdict(list)
-        sharing = (node for node in self.nodes if isinstance(node, ast.Global | ast.Nonlocal))
-        shared = dict.fromkeys(
-            (self.scope_of(node), name) for node in sharing for name in node.names
-        )
         for node in self.nodes:
             for name, value in _bound_by(node, self.parents):
                 scope = self.scope_of(node)
                 if isinstance(node, ast.arg):
                     scope = self.function_around(node)
-                if (scope, name) in shared:
+                if (scope, name) in self.shared:
                     # A name that a function shares is bound at several levels: nothing is known.
                     table[(self.tree, name)].append(Binding(node))
                 table[(scope, name)].append(Binding(node, value))
-        for scope, name in shared:
+        for scope, name in self.shared:
             for outer in itertools.islice(self._scopes(scope), 1, None):
                 if (outer, name) in table and outer is not self.tree:
                     own = table[(scope, name)]
@@ -205,22 +208,34 @@ class Script:
                 return place, self.bindings[(place, name)]
         return self.tree, []
 
-    def bindings_of(self, name: ast.Name) -> list[Binding]:
-        """Return the bindings of a name in the scope where it is looked up."""
-        return self.resolve(name.id, self.scope_of(name))[1]
+    def bindings_of(self, name: ast.AST | None) -> list[Binding]:
+        """Return the bindings that a name may have where it stands; none of another expression."""
+        if not isinstance(name, ast.Name) or name in self._reaching:
+            return self._reaching.get(name, [])
+        scope, bindings = self.resolve(name.id, self.scope_of(name))
+        changes = isinstance(self.parents.get(name), ast.AugAssign)
+        shared = any(name.id == other for _, other in self.shared)
+        sets = isinstance(getattr(name, "ctx", None), ast.Store | ast.Del) and not changes
+        if len(bindings) > 1 and scope is self.scope_of(name) and not shared and not sets:
+            places = {item.node for item in bindings}
+            region = {*_region_of(name, [*self.ancestors(name)], scope, places)}
+            around = {place: {place, *self.ancestors(place)} for place in places}
+            bindings = [item for item in bindings if around[item.node] & region] or bindings
+        self._reaching[name] = bindings
+        return bindings
 
     def places_of(self, node: ast.AST | None) -> list[ast.AST]:
         """Return where a name or an attribute gets its values."""
         if isinstance(node, ast.Attribute):
             return [*self.stored_attributes.get(node.attr, ())]
-        return [item.node for item in self.bindings_of(node)] if isinstance(node, ast.Name) else []
+        return [item.node for item in self.bindings_of(node)]
 
     def binding_of(self, name: ast.AST | None) -> Binding | None:
         """Return the binding of a name that is bound exactly once, else None."""
-        bindings = self.bindings_of(name) if isinstance(name, ast.Name) else []
+        bindings = self.bindings_of(name)
         return bindings[0] if len(bindings) == 1 else None
 
-    def value_of(self, name: ast.Name) -> ast.expr | None:
+    def value_of(self, name: ast.AST | None) -> ast.expr | None:
         """Return what a name is bound to, if it is bound once and the text shows it."""
         return getattr(self.binding_of(name), "value", None)
 
@@ -242,11 +257,8 @@ class Script:
 
     def method_calls(self, *names: str) -> list[tuple[ast.Call, ast.expr]]:
         """Return the calls of methods with these names, each with its object."""
-        return [
-            (call, call.func.value)
-            for call in self.calls_to(*names)
-            if isinstance(call.func, ast.Attribute)
-        ]
+        calls = self.calls_to(*names)
+        return [(one, one.func.value) for one in calls if isinstance(one.func, ast.Attribute)]
 
     def function_of(self, name: ast.expr) -> ast.FunctionDef | None:
         """Return the function of this file that a name refers to, if it is bound once."""
@@ -273,10 +285,8 @@ class Script:
         marks = {last_name(item) for item in getattr(function, "decorator_list", ())}
         if method and "classmethod" not in marks:
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            method = "staticmethod" not in marks and not any(
-                isinstance(place, ast.ClassDef)
-                for place in (self.places_of(owner) if isinstance(owner, ast.Name) else ())
-            )
+            of_class = any(isinstance(item.node, ast.ClassDef) for item in self.bindings_of(owner))
+            method = "staticmethod" not in marks and not of_class
         return [*zip(names[method:], call.args, strict=False), *keywords_of(call).items()]
 
     def import_origin(self, binding: Binding) -> tuple[str | None, str | None]:
@@ -294,9 +304,7 @@ class Script:
 
     def module_path(self, node: ast.expr) -> str:
         """Return the path of a package's function or class, as ``torch.optim.SGD``, or ""."""
-        root = root_of(node)
-        bindings = self.bindings_of(root) if isinstance(root, ast.Name) else []
-        origins = {self.import_origin(item) for item in bindings}
+        origins = {self.import_origin(item) for item in self.bindings_of(root_of(node))}
         if len(origins) != 1:
             return ""
         ((module, name),) = origins
@@ -305,9 +313,8 @@ class Script:
 
     def comes_from(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
         """Whether a name, or the module it is looked up in, is imported from these packages."""
-        root = root_of(node)
-        bindings = self.bindings_of(root) if isinstance(root, ast.Name) else ()
-        return any(package_of(self.import_origin(item)[0] or "") in modules for item in bindings)
+        made = map(self.import_origin, self.bindings_of(root_of(node)))
+        return any(package_of(module or "") in modules for module, _ in made)
 
     def is_imported(self, node: ast.expr) -> bool:
         """Whether an expression is, or is a part of, what an import binds."""
@@ -320,22 +327,11 @@ class Script:
         if isinstance(owner, ast.ClassDef) and name == "__init__":
             return self.references_to(owner)  # and not as a base class, which is no call
         method = isinstance(owner, ast.ClassDef)
-        return [
-            node
-            for node in self.nodes
-            if (
-                isinstance(node, ast.Name)
-                and node.id == name
-                and isinstance(node.ctx, ast.Load)
-                and function in (self.places_of(node) or [function])  # bound there, or nowhere
-            )
-            or (
-                isinstance(node, ast.Attribute)
-                and node.attr == name
-                and method
-                and (last_name(node.value) == "self" or function not in self.ancestors(node))
-            )
-        ]
+        bound: list[ast.expr] = [node for node in self.reads_of(name)
+                                 if function in (self.places_of(node) or [function])]  # fmt: skip
+        named = (node for node in self.nodes if isinstance(node, ast.Attribute) and method)
+        return bound + [node for node in named if node.attr == name and (
+            last_name(node.value) == "self" or function not in self.ancestors(node))]  # fmt: skip
 
 
 def parse_script(source: str | bytes) -> ast.Module:
@@ -408,11 +404,61 @@ def assigned_to(script: Script, target: ast.AST) -> ast.expr | None:
     match outer, script.parents.get(outer):
         case ast.Assign(value=value) | ast.AnnAssign(value=value), _:
             return value
-        case ast.Tuple(elts=names), ast.Assign(value=ast.Tuple(elts=values)) if len(names) == len(
-            values
-        ):
-            return next(value for name, value in zip(names, values, strict=True) if name is target)
+        case ast.Tuple(elts=names), ast.Assign(value=ast.Tuple(elts=own)) if len(names) == len(own):
+            return own[names.index(target)]  # type: ignore[arg-type]
     return None
+
+
+def _region_of(
+    use: ast.Name, around: list[ast.AST], scope: Scope, places: set[ast.AST]
+) -> list[ast.AST]:
+    """Return what holds the bindings of a name that may reach a use, or nothing if all may."""
+    inner: ast.AST = use
+    first = next((outer for outer in around if isinstance(outer, ast.stmt)), None)
+    for outer in around:
+        heads = [loop.target for loop in getattr(outer, "generators", ())]
+        if heads and outer.generators[0].iter not in (use, *around) and _binds(heads, places):  # type: ignore[attr-defined]
+            return heads
+        consumer = last_name(getattr(outer, "func", outer))
+        if isinstance(inner, ast.GeneratorExp) and consumer not in NAMES["consumers"]:
+            return []  # it may run later
+        if isinstance(inner, ast.stmt):
+            fields = [getattr(outer, key) for key in outer._fields]
+            block = next(item for item in fields if isinstance(item, list) and inner in item)
+            before, own = block[: block.index(inner)], [inner]
+            binds_last = isinstance(inner, ast.Assign | ast.AugAssign | ast.For) and inner is first
+            if binds_last and not any(isinstance(part, ast.NamedExpr) for part in ast.walk(inner)):
+                own = []  # as of the use in ``x = f(x)``
+            last = (at for at in range(len(before))[::-1] if _always_sets(before[at], places))
+            region: list[ast.AST] = [*before[max(start := next(last, -1), 0) :], *own]
+            if start >= 0:
+                return region
+            if block is getattr(outer, "body", None):  # what is bound before it starts
+                bound = [getattr(outer, "target", None), getattr(outer, "args", None)]
+                bound += [item.optional_vars for item in getattr(outer, "items", ())]
+                region += (heads := [item for item in bound if item is not None])
+            if outer is scope or _binds(heads, places):
+                return region
+        inner = outer
+    return []
+
+
+def _binds(parts: Iterable[ast.AST], places: set[ast.AST]) -> bool:
+    return any(part in places for item in parts for part in ast.walk(item))
+
+
+def _always_sets(node: ast.AST, places: set[ast.AST]) -> bool:
+    """Whether a statement binds a name whenever it ends and what follows it runs."""
+    match node:
+        case ast.Assign(targets=parts) | ast.Import(names=parts) | ast.ImportFrom(names=parts):
+            return _binds(parts, places)
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+            return target in places
+        case ast.If(body=body, orelse=[_, *_] as other):
+            leaves = ast.Return | ast.Raise | ast.Continue | ast.Break
+            return all(isinstance(block[-1], leaves) or any(_always_sets(item, places)
+                       for item in block) for block in (body, other))  # fmt: skip
+    return node in places
 
 
 def root_of(node: ast.expr) -> ast.expr:
@@ -451,9 +497,14 @@ def find_import(script: Script, modules: tuple[str, ...]) -> ast.stmt | None:
 
 def innermost_loop(script: Script, node: ast.AST) -> ast.AST | None:
     """Return the innermost loop around ``node`` in its scope."""
+    return next(loops_around(script, node), None)
+
+
+def loops_around(script: Script, node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the loops around ``node`` in its scope, innermost first."""
     scope = script.scope_of(node)
     around_it = itertools.takewhile(lambda outer: outer is not scope, script.ancestors(node))
-    return next((outer for outer in around_it if isinstance(outer, ast.For | ast.While)), None)
+    return (outer for outer in around_it if isinstance(outer, ast.For | ast.While))
 
 
 def calls_any(node: ast.AST, *names: str) -> bool:

@@ -45,8 +45,21 @@ def find_method(kind: str, name: str) -> Use | None:
 
 
 def find_function(script: Script, call: ast.Call) -> Use | None:
-    """Return the use that a call of a package's function is."""
-    path = script.module_path(call.func)
+    """Return the use that a call of a package's function is, or of one of several like it."""
+    made = [item.value for item in script.bindings_of(call.func)]
+    match call.func:
+        case ast.Subscript(value=ast.Name() as table):
+            outer = [script.parents[use] for use in script.reads_of(table.id)]
+            if all(isinstance(use, ast.Subscript) and isinstance(use.ctx, ast.Load)
+                   for use in outer):  # fmt: skip
+                made = getattr(script.value_of(table), "values", [])
+    parts = [part for item in made or [None] for part in ((item.body, item.orelse) if isinstance(
+        item, ast.IfExp) else (item or call.func,))]  # fmt: skip
+    uses = [_use_of(script.module_path(part)) for part in parts]
+    return uses[0] if all(use is uses[0] for use in uses) else None
+
+
+def _use_of(path: str) -> Use | None:
     package, name = package_of(path), path.rpartition(".")[2]
     if not package:
         return None

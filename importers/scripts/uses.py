@@ -35,6 +35,7 @@ from affidavit.importers.scripts.syntax import (
     innermost_loop,
     keywords_of,
     last_name,
+    loops_around,
     package_of,
     root_of,
 )
@@ -49,15 +50,12 @@ from affidavit.importers.scripts.use_table import (
 )
 from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
 
+Passed = list[tuple[int | str, ast.expr]]
 KNOWN_SEED = "a reader of the seed knows the noise"
 
 
 def find_uses(
-    kinds: ObjectKinds,
-    call: ast.Call,
-    others: Iterable[tuple[ast.AST, str]],
-    *,
-    draws_lots: bool,
+    kinds: ObjectKinds, call: ast.Call, others: Iterable[tuple[ast.AST, str]], *, draws_lots: bool
 ) -> tuple[tuple[OpenUse, ...], list[tuple[ast.AST, str]]]:
     """Return the uses that are not understood, by line, with ``others``, and keys of faults."""
     questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
@@ -122,10 +120,8 @@ class Uses:
                     why = f"it changes the {words_of(changed)}" if changed else None
                 case ast.Attribute(attr=name) | ast.alias(name=name) if name in NAMES["reflection"]:
                     why = "it may reach or change any object"
-                case (
-                    ast.Name(ctx=ast.Store())
-                    | ast.Attribute(ctx=ast.Store())
-                    | ast.Subscript(ctx=ast.Store())
+                case ast.Name(ctx=ctx) | ast.Attribute(ctx=ctx) | ast.Subscript(ctx=ctx) if (
+                    isinstance(ctx, ast.Store)
                 ):
                     why = self.of_store(node)
                 case ast.Attribute():
@@ -150,11 +146,9 @@ class Uses:
                     why = "what it waits for is not followed"
                 case ast.While(test=test) if self.kinds.kinds(test) & SECRETS:
                     why = "records decide how often it runs"
-                case (
-                    ast.Yield(value=ast.expr() as value)
-                    | ast.YieldFrom(value=value)
-                    | ast.Await(value=value)
-                ) if self.kinds.kinds(value):
+                case ast.Yield() | ast.YieldFrom() | ast.Await() if node.value and (
+                    self.kinds.kinds(node.value)
+                ):
                     why = "what takes it is not followed"
                 case _:
                     why = None
@@ -175,10 +169,8 @@ class Uses:
             return f"it is given the {words_of(other)}" if other else None
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
         tells = name in NAMES["tells"] and not self.kinds.functions(function)
-        if (
-            not (tells and not (base | taken) & HANDLES)
-            and (test := self.kinds.deciding(call)) is not None
-        ):
+        tells = tells and not (base | taken) & HANDLES
+        if not tells and (test := self.kinds.deciding(call)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
         callee, named = self.kinds.kinds(function), not isinstance(function, ast.Attribute)
         if named and callee & SECRETS:
@@ -221,11 +213,8 @@ class Uses:
             # A class without a constructor in this file keeps what it is given.
             keeps = handed and not self.kinds.functions(function)
             return f"it is given the {words_of(handed)}" if keeps else None
-        if (
-            base == {"holder"}
-            and name not in NAMES["container_methods"]
-            and not self.script.is_imported(function)
-        ):
+        known = name in NAMES["container_methods"] or self.script.is_imported(function)
+        if base == {"holder"} and not known:
             return f"it may use what {source_text(root_of(function))} holds"
         if isinstance(function, ast.Attribute) and base:
             return self._of_method(call, base, name, passed)
@@ -300,10 +289,8 @@ class Uses:
         compiles = self.script.calls_to("compile")
         if name != "compile" or call is not max(compiles, key=lambda item: item.lineno):
             return None
-        rule, loss = (
-            keywords_of(call).get(key, next(iter(call.args[i : i + 1]), None))
-            for i, key in enumerate(("optimizer", "loss"))
-        )
+        rule, loss = (keywords_of(call).get(key, next(iter(call.args[i : i + 1]), None))
+                      for i, key in enumerate(("optimizer", "loss")))  # fmt: skip
         # The steps of jax_privacy's make_private replace those of the model.
         private = self.kinds.returned_by_private_call() == {"private"} and library != "jax_keras"
         own = NOTHING if rule is None else self.kinds.kinds(rule)
@@ -346,17 +333,14 @@ class Uses:
                           or isinstance(item.value, ast.Constant))]  # fmt: skip
         return all(kind in own for own in (self.kinds.kinds(node), *values))
 
-    def _of_method(
-        self, call: ast.Call, base: Kinds, name: str, passed: list[tuple[int | str, ast.expr]]
-    ) -> str | None:
+    def _of_method(self, call: ast.Call, base: Kinds, name: str, passed: Passed) -> str | None:
         known = {"data", "lots"} | ({"loss"} if name == "backward" else NOTHING)
         if base <= SECRETS - known:
             if name == "backward":
                 return "its loss is not one term for each record"
             if name.endswith("_") and "value" in self.kinds.kinds(call):
                 return "it may join the records of a lot"
-            bad = frozenset().union(*(self.kinds.kinds(item) for _, item in passed)) - SECRETS
-            bad -= {"model"}
+            bad = self.kinds.of_arguments(call) - SECRETS - {"model"}
             return f"it is given the {words_of(bad)}" if bad else None
         for kind in sorted(base - {"holder"}):
             if kind in ("value", "rows", "size", "count", "lot") and name != "backward":
@@ -391,10 +375,8 @@ class Uses:
         if "private" not in base:
             return None
         loops = list(enclosing_loops(self.values, call))
-        over = [
-            self.kinds.kinds(unwrap_iterable(loop.iter)) if isinstance(loop, ast.For) else NOTHING
-            for loop in loops
-        ]
+        over = [self.kinds.kinds(unwrap_iterable(loop.iter)) if isinstance(loop, ast.For)
+                else NOTHING for loop in loops]  # fmt: skip
         if any("value" in own for own in over):
             return "it steps over what is computed of records together"
         drawn = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call)
@@ -403,11 +385,9 @@ class Uses:
         drawing = [i for i, own in enumerate(over) if own & {"data", "lots"}]
         fresh = [i for i, loop in enumerate(loops) if i in drawing or loop in turns]
         inner = loops[: fresh[0]] if fresh else []
-        if any(
-            not (isinstance(loop, ast.For) and runs_once(self.values, loop.iter))
-            and not calls_any(loop, "next")
-            for loop in inner
-        ):
+        once = [loop for loop in inner if calls_any(loop, "next")
+                or (isinstance(loop, ast.For) and runs_once(self.values, loop.iter))]  # fmt: skip
+        if once != inner:
             return "reused_lots"
         if self.kinds.library is not OPACUS or not self.draws_lots or not loops:
             return None
@@ -420,15 +400,13 @@ class Uses:
     def _of_backward(self, call: ast.Call) -> str | None:
         place, steps = innermost_loop(self.script, call), self.script.method_calls("step")
         scope = self.script.scope_of(call)
-        near = any(
-            ("private" in self.kinds.kinds(owner) or step in self.values.updates)
-            and (place is None or innermost_loop(self.script, step) is place)
-            and (place is None or self.script.scope_of(step) is scope)
-            for step, owner in steps
-        )
+        own = [step for step, owner in steps
+               if "private" in self.kinds.kinds(owner) or step in self.values.updates]  # fmt: skip
+        near = any(place is None or (self.script.scope_of(step) is scope
+                   and innermost_loop(self.script, step) is place) for step in own)  # fmt: skip
         return None if near or not steps else "it forms gradients outside of the private step"
 
-    def _taken(self, use: Use, passed: list[tuple[int | str, ast.expr]]) -> str | None:
+    def _taken(self, use: Use, passed: Passed) -> str | None:
         """Say why an argument is not one that a use may be given."""
         known = use.keywords.split()
         for place, item in passed:
@@ -440,9 +418,7 @@ class Uses:
                 return f"it is given the {words_of(frozenset(bad))}"
         return None
 
-    def _of_function(
-        self, call: ast.Call, passed: list[tuple[int | str, ast.expr]], taken: Kinds
-    ) -> str | None:
+    def _of_function(self, call: ast.Call, passed: Passed, taken: Kinds) -> str | None:
         name, script = last_name(call.func) or "", self.script
         reason, root = f"it is given the {words_of(taken)}", root_of(call.func)
         places = script.places_of(root)
@@ -450,9 +426,8 @@ class Uses:
             # A builtin, or an error when it runs, unless a star import binds it.
             known = name in NAMES["reading_builtins"] or "*" not in script.imported
             return None if known else reason
-        iterates = name in NAMES["iterators"] and script.comes_from(
-            call.func, ("tqdm", "rich", "itertools")
-        )
+        of_tools = script.comes_from(call.func, ("tqdm", "rich", "itertools"))
+        iterates = of_tools and name in NAMES["iterators"]
         if iterates or self.kinds.sources.reads(call):
             return None
         if (use := find_function(script, call)) is not None:
@@ -490,10 +465,7 @@ class Uses:
 
     def of_store(self, target: ast.Name | ast.Attribute | ast.Subscript) -> str | None:
         """Say why what a name, an attribute or an item gets changes an object."""
-        around = self.script.ancestors(target)
-        outer = next(o for o in around if not isinstance(o, ast.Tuple | ast.List | ast.Starred))
-        held = (getattr(outer, key, None) for key in ("value", "iter", "context_expr"))
-        value = next(filter(None, held), None)
+        outer, value = self.kinds.sources.holder_of(target)
         if value is None:
             return None
         own = self.kinds.kinds(value)
@@ -586,9 +558,8 @@ class Uses:
             return KNOWN_SEED
         if node.attr == "fork_rng":
             return "the noise may be that of another step"
-        if node.attr in NAMES["told_again"] and self.script.comes_from(
-            node, NAMES["telling_packages"]
-        ):
+        tells = self.script.comes_from(node, NAMES["telling_packages"])
+        if tells and node.attr in NAMES["told_again"]:
             return "it may read what the training logged"
         base = self.kinds.kinds(node.value)
         outer = self.script.parents[node]
@@ -609,16 +580,19 @@ class Uses:
 
     def _is_carried(self, node: ast.Name | ast.Attribute) -> bool:
         """Whether a loop reads a part of a lot before it sets it: that of an earlier turn."""
-        loop = innermost_loop(self.script, node)
-        if loop is None or not self.kinds.kinds(node) & {"lot", "rows", "loss"}:
+        if not self.kinds.kinds(node) & {"lot", "rows", "loss"}:
             return False
-        stores = self.script.places_of(node)
-        own = [item for item in stores if loop in self.script.ancestors(item)]
-        return bool(own) and all(
+        loop = next((outer for outer in loops_around(self.script, node) if any(
+            self.kinds.kinds(part) & {"data", "lots"} for part in ast.walk(outer)
+            if isinstance(part, ast.expr))), None)  # fmt: skip
+        around = {item: [*self.script.ancestors(item)] for item in self.script.places_of(node)}
+        stores = [item for item, outer in around.items() if loop in outer
+                  and not any(isinstance(other, ast.comprehension) for other in outer)]  # fmt: skip
+        return bool(stores) and all(
             (getattr(item, "lineno", 0), getattr(item, "col_offset", 0))
             > (node.lineno, node.col_offset)
             or node in ast.walk(getattr(self.kinds.statement(item), "value", None) or item)
-            for item in own
+            for item in stores
         )
 
     def of_reference(self, node: ast.Name) -> str | None:
@@ -726,12 +700,9 @@ class Uses:
     def _replaces_import(self, target: ast.Attribute, value: ast.expr) -> bool:
         """Whether a part of a package, or of a class of one, is replaced by other code."""
         path = self.script.module_path(target)
-        return (
-            bool(path)
-            and package_of(path) not in NAMES["telling_packages"]
-            and not path.startswith(("torch.backends.", "sys.std"))
-            and self.values.known_value(value) is None
-        )
+        tells = package_of(path) in NAMES["telling_packages"]
+        known = tells or path.startswith(("torch.backends.", "sys.std"))
+        return bool(path) and not known and self.values.known_value(value) is None
 
 
 def may_know_seed(kinds: ObjectKinds, node: ast.expr) -> bool:
@@ -748,6 +719,9 @@ def may_know_seed(kinds: ObjectKinds, node: ast.expr) -> bool:
     engines = script.calls_to("PrivacyEngine")
     if any(values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
         return False
+    outer = script.parents[script.parents[call]] if isinstance(call, ast.Call) else call
+    if isinstance(outer, ast.Call) and last_name(outer.func) == "random_split":
+        return not isinstance(getattr(node, "value", None), ast.Call)  # of a generator of its own
     if not isinstance(call, ast.Call) or call.func is not node:
         return True  # what it is passed to, or named, may call it with any seed
     seed = next(iter(call.args), keywords_of(call).get("seed"))

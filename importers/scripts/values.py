@@ -486,7 +486,10 @@ class Evaluator:
         if not (of_self or isinstance(node, ast.Name)):
             inner = None if node is None else self.returned_expression(node)
             return node if inner is node else self.origin_of(inner, depth + 1)
-        own = [place for place in script.places_of(node) if not self.is_set_by_private_call(place)]
+        every = script.resolve(getattr(node, "id", ""), script.scope_of(node or script.tree))[1]
+        places = script.places_of(node), [item.node for item in every]
+        own = next(filter(None, ([place for place in some if not self.is_set_by_private_call(place)]
+                                 for some in places)), [])  # fmt: skip
         made = [Binding(place, assigned_to(script, place)) for place in own]
         target = own[0] if _is_one(made) else None
         if isinstance(target, ast.arg) and isinstance(node, ast.Name):

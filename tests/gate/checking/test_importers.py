@@ -427,6 +427,9 @@ KNOWN = [
     ("SIGMA = 4.0\ndef f():\n    SIGMA = 0.5\n", "SIGMA"),
     (OPTION + "def f(args): pass\n", "args.sigma"),
     (OPTION.replace("p.add_argument(", "p.add_argument_group().add_argument("), "args.sigma"),
+    (OPTION + "p = argparse = other()\n", "args.sigma"),
+    ("def make_private(noise_multiplier): pass\n", "4.0"),
+    ("from other import make_private\n", "4.0"),
 ]  # fmt: skip
 UNKNOWN_NAMES = [
     "SIGMA /= 8", "SIGMA: float = 0.5", "SIGMA, C = 0.5, 1.0", "for SIGMA in [0.5]: pass",
@@ -446,7 +449,7 @@ UNKNOWN_OPTIONS = [
     "q = argparse.ArgumentParser()\nq.add_argument('--sigma', default=0.5)",
     "p.add_argument('--noise', dest='sigma', default=0.5)", "p.add_argument(name, default=0.5)",
     "p.add_argument('--noise', **more)", "configure(p)", "configure(args)",
-    "a = p\n", "a.default = 0.5", "p = other()", "argparse = other()",
+    "a = p\n", "a.default = 0.5",
 ]  # fmt: skip
 CHANGED_OPTIONS = [
     ("p.parse_args()", "p.parse_args(['--sigma', '0.5'])"),
@@ -454,6 +457,7 @@ CHANGED_OPTIONS = [
     ("default=4.0", "default=other"), ("default=4.0", "default=4.0, required=True"),
     ('"-s", "--sigma"', '"sigma"'), ('description="x"', "parents=[other]"),
     ("argparse.ArgumentParser", "Parser"), ("import argparse", "import other as argparse"),
+    ("p = argparse", "argparse = other()\np = argparse"), ("args =", "if x: p = other()\nargs ="),
 ]  # fmt: skip
 
 
@@ -487,9 +491,7 @@ def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
         _script("", "0x" + "f" * 9000),
         _script("", "1+2j"),
         _script("", "..."),
-        _script("def make_private(noise_multiplier): pass\n", "4.0"),
         _script("class E:\n  def make_private(self, **more): pass\n", "4.0"),
-        _script("from other import make_private\n", "4.0"),
         _script("", "4.0").replace("engine.", ""),
         _script("", "4.0").replace("opacus", "other"),
         _script("", "4.0") + "f = engine.make_private\n",
