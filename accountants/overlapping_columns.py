@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import erfcx, gammaln, log_ndtr, ndtr
 
 from affidavit.accountants.bracket import Bracket
@@ -46,6 +47,8 @@ _ORDERS = np.geomspace(0.05, 3000.0, 90)
 """Orders of moments: λ - 1 for the record's presence, s for its absence."""
 _LEAST_SHOWN, _MOST_SHOWN, _SHOWN_CELL = -3.0, 7.0, 0.4
 """Places, in deviations, between which what a release shows is told apart, and their distance."""
+_SHARES = 0.5, 0.8, 0.95
+"""Shares of δ for runs without crowded steps."""
 _MAX_LOG_ODDS = 30.0
 """Logarithm of the odds, given what is shown of a draw, beyond which it counts as certain."""
 _ROUNDING = 1e-11
@@ -69,6 +72,45 @@ class _Moments:
     logs: Array
     conceded: Array
 
+    def epsilon(self, delta: float) -> float:
+        """Return a bound of ε at ``delta``, or infinity."""
+        left = delta - self.conceded
+        logs = np.log(np.where(left > 0, left, 1.0))
+        bounds = (self.constants + self.logs - logs) / self.orders
+        return float(np.where(left > 0, bounds, math.inf).min())
+
+    def delta(self, epsilon: float) -> float:
+        """Return a bound of δ at ``epsilon``."""
+        logs = self.constants + self.logs - self.orders * epsilon
+        return float((np.exp(np.minimum(logs, 0.0)) + self.conceded).min())
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One order of the hypotheses, bounded by ``all_runs``, or by the sum of ``parts``.
+
+    The parts are runs without crowded steps, and those with some.
+    """
+
+    all_runs: _Moments
+    parts: tuple[_Moments, ...] = ()
+
+    def epsilon(self, delta: float) -> float:
+        """Return a bound of ε at ``delta``, or infinity."""
+        bounds = [self.all_runs.epsilon(delta)]
+        if self.parts:
+            without, crowded = self.parts
+            bounds += [
+                max(without.epsilon(share * delta), crowded.epsilon((1 - share) * delta))
+                for share in _SHARES
+            ]
+        return min(bounds)
+
+    def delta(self, epsilon: float) -> float:
+        """Return a bound of δ at ``epsilon``."""
+        whole = self.all_runs.delta(epsilon)
+        return min(whole, sum(part.delta(epsilon) for part in self.parts) or whole)
+
 
 @dataclass(frozen=True, slots=True)
 class OverlappingColumnsCurve:
@@ -79,30 +121,24 @@ class OverlappingColumnsCurve:
     def epsilon(self, delta: float) -> Bracket:
         """Return ``[0, ε]`` (nats) at ``delta``; raises ``OutOfReach`` if no moment is bounded."""
         require_delta(delta)
-        largest = 0.0
-        for moments in self._both():
-            left = delta - self.run.conceded - moments.conceded
-            logs = np.log(np.where(left > 0, left, 1.0))
-            bounds = (moments.constants + moments.logs - logs) / moments.orders
-            largest = max(largest, float(np.where(left > 0, bounds, math.inf).min()))
+        left = delta - self.run.conceded
+        largest = max(order.epsilon(left) for order in self._both())
         if not math.isfinite(largest):
             raise OutOfReach("no moment of the run is bounded.", "Use another accountant.")
-        return Bracket(lower=0.0, upper=largest * (1 + _ROUNDING))
+        return Bracket(lower=0.0, upper=max(0.0, largest * (1 + _ROUNDING)))
 
     def delta(self, epsilon: float) -> Bracket:
         """Return ``[0, δ]`` at ``epsilon`` (nats); raises ``ValueError`` if it is negative."""
         require_epsilon(epsilon)
-        largest = 0.0
-        for moments in self._both():
-            logs = moments.constants + moments.logs - moments.orders * epsilon
-            bounds = np.exp(np.minimum(logs, 0.0)) + moments.conceded
-            largest = max(largest, float(bounds.min()) * (1 + _ROUNDING))
+        largest = max(order.delta(epsilon) for order in self._both()) * (1 + _ROUNDING)
         return Bracket(lower=0.0, upper=min(1.0, largest + self.run.conceded))
 
-    def _both(self) -> tuple[_Moments, ...]:
+    def _both(self) -> tuple[_Order, ...]:
         return tuple(_moments(self.run, moves) for moves in both_orders(self.run))
 
 
+Edges = NDArray[np.integer]
+"""Numbers of edges."""
 Moves = tuple[tuple[float, float, float], ...]
 """Probabilities of steps, and how far a draw of the record and of what replaces it moves there."""
 
@@ -114,45 +150,48 @@ def both_orders(run: events.OverlappingColumns) -> tuple[Moves, ...]:
 
 
 @lru_cache(maxsize=32)
-def _moments(run: events.OverlappingColumns, moves: Moves) -> _Moments:
+def _moments(run: events.OverlappingColumns, moves: Moves) -> _Order:
     """Return the moments of a record against what replaces it, which move as ``moves`` says."""
     farthest, opposite = max(moved for _, moved, _ in moves), max(other for *_, other in moves)
-    grid, orders = _Grid.of(run, moves), _ORDERS
+    grid, steps = _Grid.of(run, moves), run.steps
     edges = grid.edges
     shifts = {times * moved * grid.deviation for _, moved, _ in moves for times in range(3)}
     limits = np.unique(np.searchsorted(edges, np.add.outer(_LIMITS, sorted(shifts)).ravel()))
     limits = limits[limits < len(edges)]
     # Without a limit above, the grid's end is one.
     highest = limits if farthest else np.full(len(limits), len(edges) - 1)
-    passed = _passed(run, grid.deviation, moves, edges[highest])
-    # Crowded steps are few, so that a lower limit of theirs concedes no more.
-    lower = np.argmax(passed[-1] <= passed[0][:, None], axis=1)
-    lower = np.where(passed[-1] <= passed[0], lower, np.arange(len(limits)))
-    conceded = passed[0] + (passed[-1][lower] if len(moves) > 1 else 0.0)
     lowest = np.zeros(len(limits), dtype=np.int64)
+    passed = steps * _passed(run, grid.deviation, moves, edges[highest]) * (1 + 1e-9)
     if opposite:
         farther = _FARTHER_BELOW if farthest else 0.0
         lowest = np.searchsorted(edges, -edges[limits] - farther)
-        conceded = conceded + np.where(lowest > 0, ndtr(edges[lowest]), 0.0)
-    logs = np.zeros((len(orders), len(limits)))
-    middle = len(edges) // 2
-    for row, size in enumerate(orders):
-        means = grid.means(float(size), grid.kinds)
-        above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
-        sums = below[middle - 1 - lowest] + above[highest[lower] - 1 - middle]
-        if len(moves) > 1:
-            few = np.cumsum(grid.means(float(size), grid.kinds[: len(grid.kinds) // 2])[middle:])
-            with np.errstate(invalid="ignore"):
-                sums += few[highest - 1 - middle] - few[highest[lower] - 1 - middle]
-            sums = np.where(np.isnan(sums), math.inf, sums)
-        rounding = 2 * _ROUNDING / grid.p + (size + 1) * _LOG_ROUNDING
-        logs[row] = run.steps * (np.log(np.maximum(sums, _LEAST_MOMENT)) / grid.p + rounding)
-    constants = orders * np.log(orders) - (orders + 1) * np.log(orders + 1)
-    return _Moments(
-        orders=orders[:, None],
-        constants=constants[:, None],
-        logs=logs,
-        conceded=run.steps * conceded * (1 + 1e-9),
+        chances = np.array([chance for chance, *_ in moves])
+        passed += steps * np.where(lowest > 0, ndtr(edges[lowest]), 0.0) * chances[:, None]
+    near, crowded = passed[0], passed[-1]
+
+    def moments(logs: Array, conceded: Array) -> _Moments:
+        constants = _ORDERS * np.log(_ORDERS) - (_ORDERS + 1) * np.log(_ORDERS + 1)
+        return _Moments(
+            orders=_ORDERS[:, None], constants=constants[:, None], logs=logs, conceded=conceded
+        )
+
+    sums = grid.sums(grid.kinds, lowest, highest)
+    if len(moves) == 1:
+        return _Order(moments(steps * grid.log_of_step(sums), near))
+    # Crowded steps are few, so that a lower limit of theirs concedes no more.
+    lower = np.argmax(crowded <= near[:, None], axis=1)
+    lower = np.where(crowded <= near, lower, np.arange(len(limits)))
+    half = len(grid.kinds) // 2
+    of_near = grid.sums(grid.kinds[:half], lowest, highest)
+    of_crowded = grid.sums(grid.kinds[half:], lowest, highest)[:, lower]
+    with np.errstate(invalid="ignore"):
+        sums = sums[:, lower] + of_near - of_near[:, lower]
+    of_step = grid.log_of_step(np.where(np.isnan(sums), math.inf, sums))
+    conceded = near + crowded[lower]
+    some = math.log(steps) + grid.log_of_step(of_crowded) + (steps - 1) * of_step
+    return _Order(
+        moments(steps * of_step, conceded),
+        (moments(steps * grid.log_of_step(of_near), near), moments(some, conceded)),
     )
 
 
@@ -239,13 +278,27 @@ class _Grid:
             right=right,
         )
 
-    def means(self, size: float, kinds: tuple[_Kind, ...]) -> Array:
-        """Return upper bounds of the mean of f(X)^p over ``kinds`` in each cell, shape (cells,)."""
-        left, right = map(sum, zip(*(kind.values(size) for kind in kinds), strict=True))
-        # A power of ℓ is convex, so are sums and powers of these, which are below their chords.
-        with np.errstate(divide="ignore"):
-            left, right = self.p * np.log(left), self.p * np.log(right)
-        return np.asarray(_exp(left) * self.left + _exp(right) * self.right)
+    def sums(self, kinds: tuple[_Kind, ...], lowest: Edges, highest: Edges) -> Array:
+        """Return upper bounds of the mean of f(X)^p over ``kinds``, from ``lowest`` to ``highest``.
+
+        Both are edges; the shape is (orders, limits).
+        """
+        middle = len(self.edges) // 2
+        result = np.zeros((len(_ORDERS), len(highest)))
+        for row, size in enumerate(_ORDERS):
+            left, right = map(sum, zip(*(kind.values(float(size)) for kind in kinds), strict=True))
+            # A power of ℓ is convex, so are sums and powers of these, which are below their chords.
+            with np.errstate(divide="ignore"):
+                left, right = self.p * np.log(left), self.p * np.log(right)
+            means = _exp(left) * self.left + _exp(right) * self.right
+            above, below = np.cumsum(means[middle:]), np.cumsum(means[:middle][::-1])
+            result[row] = below[middle - 1 - lowest] + above[highest - 1 - middle]
+        return result
+
+    def log_of_step(self, sums: Array) -> Array:
+        """Return the logarithms of the p-th roots of ``sums``, rounded up; of the same shape."""
+        rounding = 2 * _ROUNDING / self.p + (_ORDERS + 1) * _LOG_ROUNDING
+        return np.asarray(np.log(np.maximum(sums, _LEAST_MOMENT)) / self.p + rounding[:, None])
 
 
 def kinds_of_steps(

@@ -106,9 +106,13 @@ def test_more_crowded_steps_cost_no_less(neighbours: Any) -> None:
         )
         for crowded in (0.0, 1e-12, 1e-6, 1e-3, 0.3, 1.0)
     ]
-    costs = [OverlappingColumnsCurve(run).epsilon(1e-6).upper for run in runs]
+    curves = [OverlappingColumnsCurve(run) for run in runs]
+    costs = [curve.epsilon(1e-6).upper for curve in curves]
     assert all(more >= less * (1 - 1e-6) for less, more in pairwise(costs))
     assert costs[1] == pytest.approx(costs[0], rel=1e-3)
+    # Of a ten thousandth of the runs, which have a crowded step, all may be lost.
+    assert costs[2] <= 1.2 * costs[0]
+    assert all(c.delta(cost).upper <= 1.1e-6 for c, cost in zip(curves, costs, strict=True))
 
 
 @pytest.mark.parametrize("neighbours", ["add_remove", "replace_one"])
