@@ -557,7 +557,7 @@ class ObjectKinds:
             if name != "size" or not call.args:
                 return shape_of(base, name)
             return self._of_item(shape_of(base, "shape"), call.args[0])
-        if base == {"lot"} and name in ("items", "values"):
+        if base in ({"lot"}, {"loss"}) and name in ("items", "values"):
             return base
         if base & SECRETS:  # computed with a parameter, it is a value of records still
             base -= {"model"}
@@ -628,8 +628,8 @@ class ObjectKinds:
         if last_name(call.func) != "Subset" or len(call.args) < 2:
             return False
         index = call.args[1]
-        while (inner := self._taken_from(index)) is not None:
-            index = inner
+        for _ in range(MAX_PASSES):
+            index = self._taken_from(index) or index
         return not isinstance(index, ast.Call) or last_name(index.func) not in NAMES["distinct"]
 
     def _taken_from(self, index: ast.expr | None) -> ast.expr | None:
@@ -638,17 +638,16 @@ class ObjectKinds:
         match index:
             case ast.Subscript(value=value, slice=ast.Slice()):
                 return value
+            case ast.Call(func=ast.Attribute(value=inner, attr="tolist" | "numpy")):
+                return inner
             case ast.Call(func=function, args=[inner, *_]) if not self.functions(function) and (
                 last_name(function) in ("list", *NAMES["splits"])
             ):
                 return inner
             case ast.Name(id=name) if all(last_name(base) != name for _, base in changes):
-                match self.script.places_of(index):
-                    case [place] if isinstance(self.script.parents[place], ast.Tuple):
-                        split = getattr(self.sources.value_at(place), "func", place)
-                        is_split = last_name(split) in NAMES["splits"]
-                        return self.script.parents[split].args[0] if is_split else None  # type: ignore[attr-defined]
-                return self.values.origin_of(index)
+                made = [self.sources.holder_of(item) for item in self.script.places_of(index)]
+                split = made[0][1] if [type(outer) for outer, _ in made] == [ast.Assign] else None
+                return self.values.origin_of(index) or split
         return None
 
     def _of_builtin(self, call: ast.Call, name: str, passed: list[Kinds]) -> Kinds:

@@ -98,7 +98,8 @@ def _along_axis(call: ast.Call, made: Kinds, place: int) -> Kinds:
     named = keywords_of(call)
     axis = named.get("dim", named.get("axis", next(iter(call.args[place:]), None)))
     if "loss" in made or axis is None:
-        return made if sums and axis is None and made <= {"loss", "model"} else VALUE
+        keeps = sums or last_name(call.func) == "stack"
+        return made if keeps and axis is None and made <= {"loss", "model"} else VALUE
     axes = axis.elts if isinstance(axis, ast.Tuple | ast.List) else [axis]
     return made if all(map(is_later_axis, axes)) else VALUE
 

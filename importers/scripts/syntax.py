@@ -452,7 +452,7 @@ def _always_sets(node: ast.AST, places: set[ast.AST]) -> bool:
     match node:
         case ast.Assign(targets=parts) | ast.Import(names=parts) | ast.ImportFrom(names=parts):
             return _binds(parts, places)
-        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+        case ast.AnnAssign(target=target):
             return target in places
         case ast.If(body=body, orelse=[_, *_] as other):
             leaves = ast.Return | ast.Raise | ast.Continue | ast.Break

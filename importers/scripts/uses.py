@@ -338,7 +338,9 @@ class Uses:
         if base <= SECRETS - known:
             if name == "backward":
                 return "its loss is not one term for each record"
-            if name.endswith("_") and "value" in self.kinds.kinds(call):
+            made = getattr(self.values.origin_of(getattr(call.func, "value", call)), "func", call)
+            alone = last_name(made) in ("sum", "mean") and not self.kinds.functions(made)
+            if name.endswith("_") and not alone and "value" in self.kinds.kinds(call):
                 return "it may join the records of a lot"
             bad = self.kinds.of_arguments(call) - SECRETS - {"model"}
             return f"it is given the {words_of(bad)}" if bad else None

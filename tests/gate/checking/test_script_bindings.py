@@ -119,6 +119,23 @@ SPENDING: dict[str, dict[str, str]] = {
         "data": "a, b = train_test_split(list(range(60000)))\na.extend(a)\n"
         "train = Subset(train, a)",
     },
+    "indices that are added to themselves": {
+        "data": "a, b = train_test_split(list(range(60000)))\na += a\ntrain = Subset(train, a)",
+    },
+    "a list of indices with repeats": {
+        "top": "import numpy as np",
+        "data": "a = np.random.choice(60000, 60000).tolist()\ntrain = Subset(train, a)",
+    },
+    "a part of a row that is changed": {
+        "loss": "one[0].mul_(one.mean())\n        loss = criterion(one, y)",
+    },
+    "a product of losses by name": {
+        "loss": "held = {'a': criterion(one, y), 'b': criterion(two, y)}\n        loss = 1\n"
+        "        for v in held.values():\n            loss = loss * v",
+    },
+    "the spread of losses": {
+        "loss": "loss = torch.stack([criterion(one, y), criterion(two, y)]).std()",
+    },
     "a split twice": {
         "data": "parts = random_split(train, [50000, 10000])\n"
         "train = torch.utils.data.ConcatDataset([parts[0], parts[0]])",
@@ -148,6 +165,21 @@ SOUND: dict[str, dict[str, str]] = {
         "            loss = loss + w * criterion(head, y)",
     },
     "losses of heads in a sum": {"loss": "loss = sum(criterion(head, y) for head in out)"},
+    "losses of heads by name": {
+        "loss": "held = {'a': criterion(one, y)}\n        held['b'] = criterion(two, y)\n"
+        "        loss = sum(held.values())",
+    },
+    "losses of heads in a stack": {
+        "loss": "loss = torch.stack([criterion(one, y), criterion(two, y)]).mean()",
+    },
+    "a metric of a few records": {
+        "step": "hits = one.topk(5, 1)[1].t().eq(y)\n        share = hits[:5].float().sum()\n"
+        "        print(share.mul_(100 / y.size(0)))",
+    },
+    "halves of an order": {
+        "data": "order = torch.randperm(len(train)).tolist()\na, b = order[:9], order[9:]\n"
+        "train = Subset(train, a)",
+    },
     "settings beside objects": {
         "after": "held = {'lr': 0.1, 'loss': criterion, 'seen': []}",
         "loss": "loss = held['loss'](one, y)",
