@@ -282,6 +282,9 @@ RUNS: dict[str, Run] = {
     "fixed size, correlated": Run(
         FIXED, of_fixed_size(2), 3.0, 6, "replace_one", column=BANDED, full=True
     ),
+    "fixed size, zeroed, correlated": Run(
+        FIXED, of_fixed_size(2), 3.0, 6, column=BANDED, full=True, loose=2.2
+    ),
     "fixed size, users, correlated": Run(
         FIXED, of_fixed_size(2), 5.0, 4, "replace_one", records=2, column=BANDED, full=True
     ),
