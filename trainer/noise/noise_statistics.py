@@ -30,8 +30,8 @@ Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/
 ...     before = test.read(sums)
 ...     sums["w"] += 3 * torch.randn(1000, generator=drawn)
 ...     test.observe(before, sums, {"w": 3.0})
->>> round(test.as_entry()["scale"]["all"], 1)
-1.0
+>>> test.as_entry()["entries"]
+20000
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ from affidavit.trainer.noise.normal import has_kernel
 from affidavit.trainer.norm_bounds import HALF_TYPES
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-Squares = Mapping[str, tuple[float, int]]
 
 ROUNDING = 2.0**-16
 """Error of a difference by rounding, in deviations, where few differences are near zero."""
@@ -318,23 +317,22 @@ class NoiseTest:
         """The sum of squares of the observed noise, and its number of entries, by release."""
         return dict(self._squares)
 
-    def as_entry(self, of: Sequence[Squares] | None = None) -> dict[str, Any]:
-        """Return the entry of a run record: the scale of the noise relative to the certified one.
+    @property
+    def entries(self) -> int:
+        """The number of observed sums of all releases."""
+        return sum(size for _, size in self._squares.values())
 
-        ``of`` has the ``squares`` of every rank, if each rank observed its own noise.
+    def as_entry(self, of: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return the entry of a run record, which says how much noise was tested.
+
+        No statistic of the noise is in it: together with the released sums it would tell whether a
+        record was there. ``of`` has the ``entries`` of every rank, if
+        each rank observed its own noise.
         """
-        total: dict[str, tuple[float, int]] = {}
-        for part in [self.squares] if of is None else of:
-            for release, (squares, size) in part.items():
-                _add_sum(total, release, squares, size)
         return {
             "steps": self._steps,
-            "entries": sum(size for _, size in total.values()),
+            "entries": self.entries if of is None else sum(of),
             "false_alarm": noise_law.FALSE_ALARM,
-            "scale": {
-                release: round(math.sqrt(squares / size), 6)
-                for release, (squares, size) in total.items()
-            },
         }
 
 

@@ -533,8 +533,8 @@ class TrainingState:
         """Return the result of the noise test, over all ranks that test their own noise."""
         if self.shards is None:
             return self.noise_test.as_entry()
-        squares = {} if self.shards.replica else self.noise_test.squares  # equal on all replicas
-        return self.noise_test.as_entry(self._peers.gather(squares))
+        entries = 0 if self.shards.replica else self.noise_test.entries  # equal on all replicas
+        return self.noise_test.as_entry(self._peers.gather(entries))
 
     def replicated_state(self) -> dict[str, Tensor]:
         """Return the module's state without sharded tensors, each tensor in its shape."""
