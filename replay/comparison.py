@@ -1,14 +1,15 @@
 """What two runs on neighbouring data sets say: where they part, and by how much.
 
-``first`` is the record of the run on the given data set, ``control`` one on the same data set, and
-``second`` one on a neighbour, with the releases of the first run. What differs between ``first``
-and ``control`` is not reproducible, and is not compared.
+``first`` is the record of the run on the given data set, and ``second`` one on a neighbour, with
+the releases of the first run. What differs between two runs on the same data set is ``Unstable``,
+for example by the load of the machine. It shows nothing of a record, and is not compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from affidavit.evidence import ChangedRecord, ReplayChecks, ReplayFinding
@@ -27,6 +28,84 @@ FEW_RECORDS = 6
 """Two Poisson lots with fewer records may well be equal."""
 LOGS = (".log", "tfevents", "lightning_logs/", "wandb/", "mlruns/", "runs/")
 """Parts of the names of files that hold logs."""
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """What differs between two runs on the same data.
+
+    ``state`` and ``files`` are names, ``printed`` numbers of lines of output. ``sums`` is the first
+    release whose sums or parameters differ. ``steps`` and ``lines`` say whether their order does.
+    """
+
+    state: frozenset[str] = frozenset()
+    files: frozenset[str] = frozenset()
+    printed: frozenset[int] = frozenset()
+    sums: float = math.inf
+    steps: bool = False
+    lines: bool = False
+
+    @classmethod
+    def of(cls, one: Record, other: Record) -> Unstable:
+        """Return what differs between two records."""
+        pairs = list(zip(releases_of(one), releases_of(other), strict=False))
+        states = [(a["state"], b["state"]) for a, b in pairs]
+        differ = (number for number, pair in enumerate(pairs) if not _same_sums(*pair))
+        lines = enumerate(zip(one["printed"], other["printed"], strict=False))
+        rest = min(len(one["printed"]), len(other["printed"])), len(one["printed"])
+        return cls(
+            state=frozenset(
+                name
+                for a, b in (*states, (one["state"], other["state"]))
+                for name in _differing(a, b, frozenset())
+            ),
+            files=frozenset(_differing(one["files"], other["files"], frozenset())),
+            printed=frozenset([*(at for at, (a, b) in lines if a != b), *range(*rest)]),
+            sums=next(differ, math.inf),
+            steps=_parting(one, other) is not None,
+            lines=_branch(one, other) is not None,
+        )
+
+    def __or__(self, other: Unstable) -> Unstable:
+        return Unstable(
+            state=self.state | other.state,
+            files=self.files | other.files,
+            printed=self.printed | other.printed,
+            sums=min(self.sums, other.sums),
+            steps=self.steps or other.steps,
+            lines=self.lines or other.lines,
+        )
+
+    def names(self) -> Iterator[str]:
+        """Yield what is not decided for it. Files and output are notes."""
+        yield from sorted(self.state)
+        if self.sums < math.inf:
+            yield f"the sum or noise of release {int(self.sums) + 1}"
+        if self.steps:
+            yield "the order of steps"
+        if self.lines:
+            yield "the order of lines"
+
+    def files_besides_logs(self) -> list[str]:
+        """Return the files other than logs."""
+        return sorted(name for name in self.files if not _is_log(name))
+
+
+def _same_sums(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a release before its noise is the same, and its noise as large."""
+    if (one["clip_norm"], one["noise_std"]) != (other["clip_norm"], other["noise_std"]):
+        return False
+    count = len(one["names"])
+    norms = one["clip_norm"] if isinstance(one["clip_norm"], list) else [one["clip_norm"]] * count
+    moves = (item.get("distances") or [0.0] * count for item in (one, other))
+    return all(
+        a == b or abs(a - b) <= TOLERANCE * norm or not math.isfinite(a + b)
+        for a, b, norm in zip(*moves, norms, strict=True)
+    )
+
+
+def _is_log(name: str) -> bool:
+    return any(part in name for part in LOGS)
 
 
 def _changed(neighbour: Neighbour) -> ChangedRecord:
@@ -194,7 +273,7 @@ def _accounted_std(events: list[dict[str, Any]], release: dict[str, Any]) -> flo
 def compare(
     first: Record,
     second: Record,
-    control: Record,
+    unstable: Unstable,
     neighbour: Neighbour,
     removed: Record | None = None,
 ) -> tuple[list[ReplayFinding], float | None]:
@@ -208,16 +287,17 @@ def compare(
     """
     findings: list[ReplayFinding] = []
     largest: float | None = None
-    unstable = unstable_keys(first, control)
     first_ones, second_ones = releases_of(first), releases_of(second)
     lots = lots_before_releases(first)
     if neighbour.kind == "not_finite":
         return _not_finite_findings(first_ones, second_ones, neighbour), None
     has_lots = any(neighbour.dataset == item[0] for lot in lots for item in lot)
     for number, (one, other) in enumerate(zip(first_ones, second_ones, strict=False)):
-        differing = _differing(one["state"], other["state"], unstable)
+        differing = _differing(one["state"], other["state"], unstable.state)
         if differing:
             findings.append(_state_finding(differing, number, other["line"], neighbour))
+            break
+        if number >= unstable.sums:
             break
         if "distances" not in other or neighbour.kind == "mixed" or one["drawn"] != other["drawn"]:
             continue  # after unequal draws, such as drop-out in shorter rows, nothing is comparable
@@ -227,7 +307,11 @@ def compare(
         times = lots[number].count([neighbour.dataset, neighbour.record]) if has_lots else 1
         moved, finding = _sensitivity(one, other, times, number, neighbour)
         without = releases_of(removed)[number : number + 1] if removed is not None else []
-        if finding is None and "distances_to_removed" in other and _alike(one, without, unstable):
+        if (
+            finding is None
+            and "distances_to_removed" in other
+            and _alike(one, without, unstable.state)
+        ):
             also_moved, finding = _sensitivity(
                 one, other, times, number, neighbour, to_removed=True
             )
@@ -239,15 +323,17 @@ def compare(
             findings += filter(None, (finding, mixed))
             break
     if not findings:
-        if (flow := _flow_finding(first, second, neighbour)) is not None:
+        flow = None if unstable.steps else _flow_finding(first, second, neighbour)
+        if flow is not None:
             findings.append(flow)
         else:
-            differing = _differing(first["state"], second["state"], unstable)
+            differing = _differing(first["state"], second["state"], unstable.state)
             if differing:
                 findings.append(_state_finding(differing, len(first_ones), None, neighbour))
-    findings += _file_findings(first, second, control, neighbour)
-    findings += _print_findings(first, second, control, neighbour)
-    branch = _branch(first, second) if neighbour.kind != "removed" else None
+    findings += _file_findings(first, second, unstable.files, neighbour)
+    findings += _print_findings(first, second, unstable.printed, neighbour)
+    is_compared = neighbour.kind != "removed" and not unstable.lines
+    branch = _branch(first, second) if is_compared else None
     if branch is None and [neighbour.dataset, neighbour.record] in first["data"]["outside"]:
         findings = _outside_private(findings)
     if branch is not None and not any(finding.refutes for finding in findings):
@@ -265,7 +351,7 @@ def compare(
     return findings, largest
 
 
-def _alike(one: dict[str, Any], others: list[dict[str, Any]], unstable: set[str]) -> bool:
+def _alike(one: dict[str, Any], others: list[dict[str, Any]], unstable: frozenset[str]) -> bool:
     """Whether the other run was at the same release in the same state."""
     names = ("drawn", "noise_std", "clip_norm")
     return any(
@@ -325,21 +411,7 @@ def _parameters_finding(
     )
 
 
-def unstable_keys(first: Record, control: Record) -> set[str]:
-    """Return the state that differs between two runs on the same data."""
-    keys: set[str] = set()
-    for one, other in zip(releases_of(first), releases_of(control), strict=False):
-        keys |= set(_differing(one["state"], other["state"], set()))
-    return keys | set(_differing(first["state"], control["state"], set()))
-
-
-def unstable_files(first: Record, control: Record) -> list[str]:
-    """Return the files, other than logs, that differ between two runs on the same data."""
-    names = _differing(first["files"], control["files"], set())
-    return sorted(name for name in names if not any(part in name for part in LOGS))
-
-
-def _differing(one: dict[str, str], other: dict[str, str], unstable: set[str]) -> list[str]:
+def _differing(one: dict[str, str], other: dict[str, str], unstable: frozenset[str]) -> list[str]:
     names = [*one, *(name for name in other if name not in one)]
     return [n for n in names if n not in unstable and one.get(n) != other.get(n)]
 
@@ -464,35 +536,37 @@ def _mixing_finding(
 
 
 def _flow_finding(first: Record, second: Record, neighbour: Neighbour) -> ReplayFinding | None:
-    """Compare the order of lots, releases and the end of the loop."""
+    if (parting := _parting(first, second)) is None:
+        return None
+    what, line = parting
+    return ReplayFinding(
+        code="steps_differ",
+        remedy="Stop and branch by released values, public data or constants.",
+        check="non_interference",
+        message=f"the steps depend on a record: {what}",
+        where=_branch(first, second) or line,
+        neighbour=_changed(neighbour),
+    )
+
+
+def _parting(first: Record, second: Record) -> tuple[str, str | None] | None:
+    """Compare the order of lots, releases and the end of the loop; say where the runs part."""
     kinds = ("lot", "release", "accounted", "draw")
     first_ones = [event for event in first["events"] if event["kind"] in kinds]
     second_ones = [event for event in second["events"] if event["kind"] in kinds]
     ends = first["ended"], second["ended"]
     for one, other in zip(first_ones, second_ones, strict=False):
         if (one["kind"], one.get("records")) != (other["kind"], other.get("records")):
-            message = (
+            return (
                 f"where one run continues with a {one['kind']} ({one['line']}), the other "
                 f"continues with a {other['kind']} ({other['line']})."
-            )
-            line = other["line"]
-            break
-    else:
-        if len(first_ones) == len(second_ones) and ends[0] == ends[1]:
-            return None
-        message = (
-            f"one run ends {ends[0]} after {first['releases']} releases, the other "
-            f"{ends[1]} after {second['releases']}."
-        )
-        line = second["ended_at"]
-    return ReplayFinding(
-        code="steps_differ",
-        remedy="Stop and branch by released values, public data or constants.",
-        check="non_interference",
-        message=message,
-        where=_branch(first, second) or line,
-        neighbour=_changed(neighbour),
-    )
+            ), other["line"]
+    if len(first_ones) == len(second_ones) and ends[0] == ends[1]:
+        return None
+    return (
+        f"one run ends {ends[0]} after {first['releases']} releases, the other "
+        f"{ends[1]} after {second['releases']}."
+    ), second["ended_at"]
 
 
 def _branch(first: Record, second: Record) -> str | None:
@@ -507,14 +581,12 @@ def _branch(first: Record, second: Record) -> str | None:
 
 
 def _file_findings(
-    first: Record, second: Record, control: Record, neighbour: Neighbour
+    first: Record, second: Record, unstable: frozenset[str], neighbour: Neighbour
 ) -> list[ReplayFinding]:
-    first_ones, second_ones, again = first["files"], second["files"], control["files"]
+    first_ones, second_ones = first["files"], second["files"]
     findings = []
-    for name in sorted(first_ones.keys() | second_ones.keys()):
-        if first_ones.get(name) == second_ones.get(name) or first_ones.get(name) != again.get(name):
-            continue
-        is_log = any(part in name for part in LOGS)
+    for name in sorted(_differing(first_ones, second_ones, unstable)):
+        is_log = _is_log(name)
         if name in first_ones and name in second_ones:
             message = f"{name} has other contents."
         else:
@@ -535,14 +607,13 @@ def _file_findings(
 
 
 def _print_findings(
-    first: Record, second: Record, control: Record, neighbour: Neighbour
+    first: Record, second: Record, unstable: frozenset[int], neighbour: Neighbour
 ) -> list[ReplayFinding]:
     findings: dict[str | None, ReplayFinding] = {}
-    again = control["printed"]
     for at, (one, other) in enumerate(zip(first["printed"], second["printed"], strict=False)):
         if one[0] != other[0]:
             break
-        if one[1] != other[1] and at < len(again) and again[at] == one and one[0] not in findings:
+        if one[1] != other[1] and at not in unstable and one[0] not in findings:
             findings[one[0]] = ReplayFinding(
                 code="raw_value_logged",
                 remedy="Do not publish this output, or release the value with noise.",

@@ -2,9 +2,9 @@
 
 One process of the loop's interpreter imports PyTorch, and forks for each run. A first run finds the
 releases, the private data set and its lots; a control repeats it. Then each chosen record is
-removed and made an outlier, the first also zeroed and replaced, and last all records are mixed. If
-a value of the state differs, two more runs follow it line by line, to find the line that changes
-it.
+removed and made an outlier, the first also zeroed and replaced, and last all records are mixed. A
+difference that refutes must be there again in two more runs, one on each of the data sets. If it is
+in the state, they follow that value line by line, to find the line that changes it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from affidavit.plan import Plan, digest
 from affidavit.replay import child
 from affidavit.replay.comparison import (
     Record,
+    Unstable,
     checks_of,
     compare,
     lot_findings,
     lots_before_releases,
     noise_findings,
     releases_of,
-    unstable_files,
-    unstable_keys,
 )
 from affidavit.replay.datasets import NotChanged
 from affidavit.replay.errors import ReplayRefused
@@ -308,6 +307,7 @@ def _replay(
 ) -> ReplayRecord:
     execution = None if plan is None else execution_of(plan)
     with tempfile.TemporaryDirectory(prefix="affidavit-replay-") as scratch:
+        options = replace(options, clock=time.time())  # keys and certificates are valid then
         runner = _Runner(folder, Path(scratch).resolve(), options, launch)
         return _compare_runs(runner, code, records, execution, shown)
 
@@ -329,7 +329,7 @@ def _compare_runs(
     neighbours = _neighbours(first, records)
     runner.stop_before(neighbours, deadline, str(out))
     control, _ = runner.run(deadline, first=str(out))
-    unstable = unstable_keys(first, control)
+    unstable = Unstable.of(first, control)
     findings = noise_findings(first) + lot_findings(first)
     if execution is not None:
         findings += plan_findings(first, execution)
@@ -353,9 +353,21 @@ def _compare_runs(
                 f"replay cannot change a record {second['ended'].partition(': ')[2]}.",
                 "Mark the records with a line: x, y = affidavit.records(x, y).",
             )
-        differences, moved = compare(first, second, control, neighbour, removed)
+        differences, moved = compare(first, second, unstable, neighbour, removed)
         new = [item for item in differences if _is_new(item, findings)]
-        findings += [_located(runner, item, neighbour, deadline, out) for item in new]
+        if any(item.refutes for item in new):
+            watch = _watch_of(new)
+            limit = deadline if watch is None else 3 * deadline
+            again, _ = runner.run(limit, first=str(out), watch=watch)
+            repeated, _ = runner.run(limit, first=str(out), watch=watch, neighbour=neighbour)
+            unstable |= Unstable.of(first, again) | Unstable.of(second, repeated)
+            differences, moved = compare(first, second, unstable, neighbour, removed)
+            new = [
+                _located(item, watch, again, repeated)
+                for item in differences
+                if _is_new(item, findings)
+            ]
+        findings += new
         if moved is not None:
             largest = max(largest or 0.0, moved)
     findings = _without_known(findings)
@@ -366,7 +378,8 @@ def _compare_runs(
             "Mark each release with a line, noisy = affidavit.release(sums, noisy, clip_norm=C, "
             "noise_multiplier=S). Those of Opacus and jax-privacy are found without it.",
         )
-    checks = checks_of(first, findings, moved=largest is not None, unstable=bool(unstable))
+    names = tuple(unstable.names())
+    checks = checks_of(first, findings, moved=largest is not None, unstable=bool(names))
     verdicts = {check for _, check in checks}
     return ReplayRecord(
         verdict="refuted"
@@ -382,10 +395,10 @@ def _compare_runs(
         largest_move=largest,
         files=_files(first, code),
         findings=tuple(findings),
-        notes=tuple(_notes(first, control)),
+        notes=tuple(_notes(first, unstable.files_besides_logs())),
         releases=tuple(sorted({event["origin"] for event in releases_of(first)})),
         ended=first["ended"],
-        unstable=tuple(sorted(unstable)),
+        unstable=names,
         environment=first["environment"],
     )
 
@@ -430,19 +443,24 @@ def _is_new(item: ReplayFinding, findings: list[ReplayFinding]) -> bool:
     return all((other.subject or other.where) != (item.subject or item.where) for other in others)
 
 
+def _watch_of(findings: Sequence[ReplayFinding]) -> Watch | None:
+    """Return the value to follow to find the line that changes it, if a finding is about one."""
+    for item in findings:
+        if item.code == "state_differs" and item.subject and item.release is not None:
+            return Watch(key=item.subject, release=item.release - 1)
+    return None
+
+
 def _located(
-    runner: _Runner, finding: ReplayFinding, neighbour: Neighbour, deadline: float, out: Path
+    finding: ReplayFinding, watch: Watch | None, again: Record, repeated: Record
 ) -> ReplayFinding:
-    """Return a finding about a tensor with the line that changes it."""
-    if finding.code != "state_differs" or finding.subject is None or finding.release is None:
+    """Return a finding about the followed value with the line that changes it."""
+    if watch is None or finding.code != "state_differs" or finding.subject != watch.key:
         return finding
-    watch = Watch(key=finding.subject, release=finding.release - 1)
-    one, _ = runner.run(3 * deadline, first=str(out), watch=watch)
-    other, _ = runner.run(3 * deadline, first=str(out), watch=watch, neighbour=neighbour)
-    first_values, second_values = one["lines"]["watched"], other["lines"]["watched"]
-    for mine, other_value in zip(first_values, second_values, strict=False):
-        if mine != other_value:
-            return finding.model_copy(update={"where": other_value[0]})
+    values = again["lines"]["watched"], repeated["lines"]["watched"]
+    for one, other in zip(*values, strict=False):
+        if one != other:
+            return finding.model_copy(update={"where": other[0]})
     return finding
 
 
@@ -523,7 +541,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     ]
 
 
-def _notes(first: Record, control: Record) -> Iterator[str]:
+def _notes(first: Record, unstable_files: Sequence[str]) -> Iterator[str]:
     if any(event["origin"].startswith("D") for event in releases_of(first)):
         yield (
             "divisor_follows_size: Opacus divides by a size that follows the number of records; "
@@ -532,8 +550,8 @@ def _notes(first: Record, control: Record) -> Iterator[str]:
     for name, where in first["written"].items():
         if name.startswith("outside: "):
             yield f"write_forbidden: {name.removeprefix('outside: ')} was not written ({where})."
-    if names := unstable_files(first, control):
+    if unstable_files:
         yield (
-            f"file_not_compared: {', '.join(names)} differs between two runs on the same data, so "
-            "replay does not show whether it depends on records."
+            f"file_not_compared: {', '.join(unstable_files)} differs between two runs on the same "
+            "data, so replay does not show whether it depends on records."
         )

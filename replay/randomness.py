@@ -1,23 +1,34 @@
 """Fix all randomness and the clock of a run, and align random streams between runs.
 
 Entropy of the operating system comes from one seeded stream, the generators of ``random``, NumPy
-and PyTorch start from it, and the clock advances by a millisecond with each reading. A run on a
-changed data set may draw other amounts, so ``Generators.state`` is stored by the first run at each
-lot and release, and set by the others.
+and PyTorch start from it. The clock advances by a millisecond with each reading; those of another
+thread advance that thread's clock alone, since their number depends on the machine's load. A run on
+a changed data set may draw other amounts, so the generators' state is stored by the first run at
+each lot and release, and set by the others.
 """
 
 from __future__ import annotations
 
+import ctypes
+import datetime
+import gc
 import hashlib
 import os
 import pickle
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 SEED = b"affidavit replay"
+CLOCKS = (
+    *("time", "monotonic", "perf_counter", "process_time"),
+    *("localtime", "gmtime", "ctime", "asctime", "strftime"),
+)
+WAITING = ("queue", "subprocess", "threading")
+"""Modules that wait for other threads and processes, which take as long as they do."""
 
 
 class EntropyStream:
@@ -32,8 +43,11 @@ class EntropyStream:
         return hashlib.shake_256(SEED + self._blocks.to_bytes(8, "big")).digest(count)
 
 
-def fix_randomness() -> None:
-    """Replace entropy and clock of this process, and seed its generators."""
+def fix_randomness(start: float) -> None:
+    """Replace entropy and clock of this process, and seed its generators.
+
+    ``start`` is the time at first, in seconds since 1970.
+    """
     stream = EntropyStream()
     os.urandom = random._urandom = stream  # type: ignore[attr-defined]
     seed = random.Random.seed
@@ -50,31 +64,59 @@ def fix_randomness() -> None:
         torch.manual_seed(0)
         torch.seed = torch.random.seed = lambda: torch.manual_seed(random.getrandbits(60)) and 0
         torch.set_num_threads(1)
-    _fix_clock()
+    _fix_clock(start)
 
 
-def _fix_clock() -> None:
-    readings = 0
+def _fix_clock(start: float) -> None:
+    of_main = threading.current_thread()
+    readings = {of_main: 0}
 
     def advance() -> float:
-        nonlocal readings
-        readings += 1
-        return readings / 1000
+        thread = threading.current_thread()
+        readings[thread] = readings.get(thread, 0) + 1
+        of_other = 0 if thread is of_main else readings[thread]
+        return (readings[of_main] + of_other) / 1000
 
-    def clock(start: float) -> Callable[[], float]:
-        return lambda: start + advance()
+    def clock(begin: float) -> Callable[[], float]:
+        return lambda: begin + advance()
 
-    names = ("time", "monotonic", "perf_counter", "process_time")
-    originals = {name: getattr(time, name) for name in names}
-    time.time = clock(1.7e9)
+    originals = {name: getattr(time, name) for name in CLOCKS}
+    time.time = clock(start)
     time.monotonic = time.perf_counter = time.process_time = clock(1e5)
     time.time_ns = lambda: int(time.time() * 1e9)
     time.monotonic_ns = time.perf_counter_ns = lambda: int(time.monotonic() * 1e9)
+    for name in ("localtime", "gmtime", "ctime"):
+        setattr(time, name, _at_present(originals[name]))
+    time.asctime = lambda *at: originals["asctime"](*(at or (time.localtime(),)))
+    time.strftime = lambda text, *at: originals["strftime"](text, *(at or (time.localtime(),)))
     for module in list(sys.modules.values()):  # what was imported by ``from time import time``
         values = getattr(module, "__dict__", {})
         for name, original in originals.items():
-            if values.get(name) is original:
+            if values.get(name) is original and values.get("__name__") not in WAITING:
                 values[name] = getattr(time, name)
+    _fix_dates()
+
+
+def _at_present(original: Callable[[float], Any]) -> Callable[..., Any]:
+    return lambda seconds=None: original(time.time() if seconds is None else seconds)
+
+
+def _fix_dates() -> None:
+    """Let ``datetime``, which reads the time in C, read that of the clock."""
+
+    def today(kind: Any) -> Any:
+        return kind.fromtimestamp(time.time())
+
+    def now(kind: Any, tz: datetime.tzinfo | None = None) -> Any:
+        return kind.fromtimestamp(time.time(), tz)
+
+    def utcnow(kind: Any) -> Any:
+        return now(kind, datetime.UTC).replace(tzinfo=None)
+
+    for kind, methods in ((datetime.date, (today,)), (datetime.datetime, (today, now, utcnow))):
+        (values,) = gc.get_referents(kind.__dict__)  # types of C refuse setattr
+        values.update({method.__name__: classmethod(method) for method in methods})
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def generators_state() -> bytes:

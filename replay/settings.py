@@ -74,7 +74,7 @@ class Job:
     number of releases, ``lots`` those of one pass over a loader, and ``lot_records`` the number of
     records that a lot is thinned to. ``memory`` is in bytes. ``removed`` has the sums of the run
     without the changed record. A run with ``pause`` stops there, and one that ``continues`` goes on
-    from where that one stopped.
+    from where that one stopped. ``clock`` is the time at its start, in seconds since 1970.
     """
 
     folder: str
@@ -93,6 +93,7 @@ class Job:
     watch: Watch | None = None
     pause: Pause | None = None
     continues: bool = False
+    clock: float = 0.0
 
     def to_json(self) -> str:
         """Return one line of JSON."""

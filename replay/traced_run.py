@@ -57,7 +57,7 @@ def run_traced(job: Job, program: Callable[[], Any]) -> None:
     confine_writes(recorder, written)
     records = _install(recorder)
     marks.replayed = (recorder, records)
-    fix_randomness()
+    fix_randomness(job.clock)
     printed = Printed(lines)
     sys.stdout = sys.stderr = printed
     ended, where, returned = "normally", None, None
