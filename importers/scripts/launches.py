@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from affidavit.importers.names import NAMES
 from affidavit.plan import OutsideFolder, read_inside
 
-SEARCH_FOLDERS = (".", "..", "../..")
-"""Folders of the repository to search, relative to the script, nearest first."""
-HIDDEN_FOLDERS = (".github/workflows", ".vscode", ".circleci")
-"""Hidden folders that may have launch files."""
-NON_LAUNCH_SUFFIXES = (".ipynb", ".md", ".rst", ".txt", ".tex", ".html", ".csv", ".tsv", ".jsonl",
-               ".lock", ".svg", ".log")  # fmt: skip
+SEARCH_FOLDERS, HIDDEN_FOLDERS = NAMES["launch_folders"], NAMES["hidden_launch_folders"]
+NON_LAUNCH_SUFFIXES = NAMES["non_launch_suffixes"]
 PROCESS_STARTERS = (b"subprocess", b"os.system", b"os.exec", b"os.popen", b"runpy")
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """Errors of a path at which nothing is. Others, such as too little memory, hide what is there."""
@@ -110,7 +107,11 @@ def _files(folder: Path, most: int) -> Iterator[str]:
         at = (folder / place).resolve()
         if at.is_relative_to(root):
             below = [path for path in _paths_in(str(at)) if os.path.basename(path)[0] != "."]
-            for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
+            for inner in (
+                str(at),
+                *(str(at / name) for name in HIDDEN_FOLDERS),
+                *below,
+            ):
                 seen |= dict.fromkeys(_paths_in(inner))
     yield from itertools.islice((path for path in seen if Path(path).is_file()), most)
 

@@ -63,15 +63,10 @@ def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
         place = formed[-1] if formed else None
         if place is not None and innermost_loop(script, place) is not loop:
             return place  # backward() in a loop that ends before the step
-        if (
-            place is None
-            and not script.calls_to("microbatch_step")
-            and any(
-                script.scope_of(call) is script.scope_of(step)
-                for call, _ in script.method_calls("backward")
-            )
-        ):
-            return step  # again, without gradients
+        beside = {script.scope_of(call) for call, _ in script.method_calls("backward")}
+        again = place is None and script.scope_of(step) in beside
+        if again and not script.calls_to("microbatch_step"):
+            return step  # without gradients
         for outer in _conditions_around(values, step, loop):
             if place is None or place not in ast.walk(outer) or (
                 branch(script, outer, place) != branch(script, outer, step)
@@ -91,9 +86,8 @@ def _conditions_around(values: Evaluator, step: ast.AST, loop: ast.AST | None) -
     for outer in values.script.ancestors(step):
         if outer is loop or outer is values.script.scope_of(step):
             break
-        if isinstance(outer, ast.If | ast.Match | ast.Try) and not (
-            isinstance(outer, ast.If) and values.known_value(outer.test) is True
-        ):
+        known = isinstance(outer, ast.If) and values.decided(outer.test) is not None
+        if isinstance(outer, ast.If | ast.Match | ast.Try) and not known:
             around.append(outer)
     return around
 
@@ -104,9 +98,9 @@ def _gradients_before(values: Evaluator, step: ast.Call) -> list[ast.Call]:
     scope, loop = script.scope_of(step), innermost_loop(script, step)
     calls = script.calls_to("backward", *CLEARING, "step")
     for call in sorted(calls, key=lambda item: (item.lineno, item.col_offset)):
-        if script.scope_of(call) is not scope or (
+        if script.scope_of(call) is not scope or exclude_each_other(script, call, step) or (
             loop is not None and loop not in script.ancestors(call)
-        ):
+        ):  # fmt: skip
             continue
         if call is step:
             break
@@ -124,7 +118,7 @@ def find_repeated_gradients(values: Evaluator) -> ast.AST | None:
     return next((call for calls in several for call in calls), None)
 
 
-def find_mixing_call(values: Evaluator) -> ast.AST | None:
+def find_mixed_records(values: Evaluator) -> ast.AST | None:
     """Find a call of a function that is known to mix several records into a row."""
     for call in values.script.calls:
         name = (last_name(call.func) or "").lower()
@@ -133,7 +127,7 @@ def find_mixing_call(values: Evaluator) -> ast.AST | None:
     return None
 
 
-def find_joining_layer(values: Evaluator) -> ast.AST | None:
+def find_joined_records(values: Evaluator) -> ast.AST | None:
     """Find a layer or loss that joins the records of a lot, and that Opacus does not refuse."""
     refused = find_import(values.script, ("opacus", "torchdp")) is not None
     called = values.script.calls_to(*NAMES["lot_losses"])
@@ -176,11 +170,17 @@ def find_skipped_lots(values: Evaluator) -> ast.AST | None:
             return call
     for step in optimizer_steps(values):
         for outer in _conditions_around(values, step, innermost_loop(values.script, step)):
-            if isinstance(outer, ast.Try) and not all(
-                isinstance(item.body[-1], ast.Raise | ast.Return) for item in outer.handlers
-            ):
+            ends = [item.body[-1] for item in getattr(outer, "handlers", ())]
+            if not all(isinstance(end, ast.Raise | ast.Return) for end in ends):
                 return outer
     return None
+
+
+FAULT_FINDERS = (
+    find_accumulated_lots, find_repeated_gradients, find_mixed_records, find_joined_records,
+    find_skipped_lots, find_repeated_noise,
+)  # fmt: skip
+"""Functions that find the node of a script that shows a fault, named by its code."""
 
 
 def divided_losses(values: Evaluator) -> Iterator[tuple[ast.AST, str]]:

@@ -45,12 +45,9 @@ class OpacusPlanReader(ScriptPlanReader):
         if isinstance(clipping, str) and clipping not in CLIPPING_MODES:
             message = f"its {last_name(self.call.func)} may not be Opacus's: clipping={clipping}."
             raise self.refusal(message, "Write a plan.")
-        faults = {
-            "private_divisor": not self._is_guarded(),
-            "accountant_reset": self._makes_several_engines(),
-            "private_call_skipped": self._may_be_skipped(),
-        }
-        self.broken += [FAULTS[key] for key, is_broken in faults.items() if is_broken]
+        shown = not self._is_guarded(), self._makes_several_engines(), self._may_be_skipped()
+        keys = "private_divisor", "accountant_reset", "private_call_skipped"
+        self.broken += [FAULTS[key] for key, holds in zip(keys, shown, strict=True) if holds]
         steps = [(step, getattr(step.func, "value", None)) for step in optimizer_steps(self.values)]
         self.values.other_steps = frozenset(step for step, owner in steps if owner is not None and (
             self.kinds.kinds(owner) == {"optimizer"} or self.kinds.is_of_other_call(owner)

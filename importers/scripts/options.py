@@ -15,26 +15,14 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from affidavit.importers.names import NAMES
+from affidavit.importers.names import NAMES, load_facts
 from affidavit.importers.scripts.launches import option_name
 from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, unpacks
 from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
 from affidavit.plan import read_inside
 
 PARSER_MAKERS = ("ArgumentParser", "add_argument_group", "add_mutually_exclusive_group")
-NAMESPACE_CLASSES: dict[str | None, dict[str, Any]] = {
-    "SimpleNamespace": {},
-    "Namespace": {},
-    "TrainingArguments": {
-        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3.0,
-        "max_steps": -1,
-    },
-}  # fmt: skip
-"""Classes whose attributes are their keyword arguments, with defaults."""
-VISION_PACKAGES = ("torchvision",)
-TRAINING_SET_SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
-         "CIFAR100": 50_000}  # fmt: skip
-"""Sizes of torchvision's training sets."""
+NAMESPACE_CLASSES, TRAINING_SET_SIZES = load_facts("settings.toml").values()
 MAX_FILE = 1 << 20
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
@@ -77,7 +65,7 @@ def _option_default(values: Evaluator, call: ast.Call, name: str) -> Any:
         return Unreadable(call, f"{name} must be given on the command line")
     if action in ("store_true", "store_false") and "default" not in named:
         return action == "store_false"
-    if "default" not in named:
+    if "default" not in named or ("type" in named and values.assumed.get(name) in (True, False)):
         return Unreadable(call, f"the option {name} has no default")
     value = values.try_evaluate(named["default"])
     kind = named.get("type")
@@ -224,7 +212,7 @@ def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
         if isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader":
             node = next(iter(loader.args), None) or keywords_of(loader).get("dataset", node)
     made = values.origin_of(node)
-    if not isinstance(made, ast.Call) or not script.comes_from(made.func, VISION_PACKAGES):
+    if not isinstance(made, ast.Call) or not script.comes_from(made.func, ("torchvision",)):
         raise Unreadable(made or node, f"the length of {source_text(node)} is unknown")
     train = keywords_of(made).get("train")
     size = TRAINING_SET_SIZES.get(last_name(made.func) or "")

@@ -28,14 +28,7 @@ from affidavit.importers.partial_plan import (
     malformed_plan,
 )
 from affidavit.importers.scripts.conditions import branch, exclude_each_other
-from affidavit.importers.scripts.loop_faults import (
-    find_accumulated_lots,
-    find_joining_layer,
-    find_mixing_call,
-    find_repeated_gradients,
-    find_repeated_noise,
-    find_skipped_lots,
-)
+from affidavit.importers.scripts.loop_faults import FAULT_FINDERS
 from affidavit.importers.scripts.object_kinds import ObjectKinds
 from affidavit.importers.scripts.quantities import (
     PLAN_POINTERS,
@@ -58,15 +51,6 @@ from affidavit.importers.scripts.uses import find_uses
 from affidavit.importers.scripts.values import Unreadable, is_left_out, source_text
 from affidavit.plan import MalformedPlan
 
-FAULT_FINDERS = {
-    "accumulated_lots": find_accumulated_lots,
-    "repeated_gradients": find_repeated_gradients,
-    "mixed_records": find_mixing_call,
-    "joined_records": find_joining_layer,
-    "skipped_lots": find_skipped_lots,
-    "repeated_noise": find_repeated_noise,
-}
-"""Functions that find the node of a script that shows a fault, by code."""
 LIGHTNING = ("lightning", "pytorch_lightning")
 ONLY_THE_MODEL = (
     "only the model is released; losses, metrics and statistics of its records are not."
@@ -82,6 +66,7 @@ class ScriptPlanReader(Quantities):
     ) -> None:
         super().__init__(library, script, call)
         self.values.is_private_loader = self.is_private_loader
+        self.values.assume_runs(call)
         self.stated = stated
         notes = (*library.notes, *([ONLY_THE_MODEL] if library.trains else []))
         self.notes = [f"{library.name}: {note}" for note in notes]
@@ -235,7 +220,7 @@ class ScriptPlanReader(Quantities):
         known = {name: item for item in self.library.samplers for name in item.names}
         for call in self.script.calls if known else ():
             name = self.script.module_path(call.func).rpartition(".")[2]
-            if name in known and self._may_run_beside(call):
+            if name in known and not is_left_out(self.values, call):
                 yield known[name], call
 
     def _scheme_of_library(self) -> str | None:
@@ -264,7 +249,7 @@ class ScriptPlanReader(Quantities):
         for name in ("steps", "epochs"):
             if (value := self.quantity(name)) is not None:
                 return name, value, self.call.lineno
-        trainings = [call for call in self.trainings() if self._may_run_beside(call)]
+        trainings = [call for call in self.trainings() if not is_left_out(self.values, call)]
         if trainings:
             if not exclude_each_other(self.script, *trainings):
                 again = max(trainings, key=lambda call: call.lineno)
@@ -311,31 +296,23 @@ class ScriptPlanReader(Quantities):
             self.note_literal(f"/{name}", count)
             if count <= 0:
                 raise self.refusal("its training loop runs 0 times.", "Write a plan.")
-        for name in own:
-            value = self.resolve(name, own[name])
-            if value is not None:
-                data[name] = value
+        resolved = {name: self.resolve(name, value) for name, value in own.items()}
+        data |= {name: value for name, value in resolved.items() if value is not None}
 
     def _require_one_run(self) -> None:
         """Raise ``Unreadable`` if an earlier run or another training counts too."""
         if (node := find_resumed_run(self.values)) is not None:
             raise Unreadable(node, "it continues a run, whose steps count too")
         searches = [] if optimizer_steps(self.values) else self.script.calls_to(*NAMES["searches"])
-        for search in filter(self._may_run_beside, searches):
+        for search in (item for item in searches if not is_left_out(self.values, item)):
             raise Unreadable(search, f"{last_name(search.func)} trains several times")
-        steps = optimizer_steps(self.values) if any(self.trainings()) else []
-        for step in filter(self._may_run_beside, steps):
+        for step in optimizer_steps(self.values) if any(self.trainings()) else []:
             raise Unreadable(step, "it steps an optimiser too")
-
-    def _may_run_beside(self, call: ast.Call) -> bool:
-        """Whether a call may run in the same run as the private call."""
-        return not (
-            exclude_each_other(self.script, call, self.call) or is_left_out(self.values, call)
-        )
 
     def find_faults(self, lot: Any) -> None:
         """Add the obligations that the library or the training loop breaks."""
-        for key, find_fault in FAULT_FINDERS.items():
+        for find_fault in FAULT_FINDERS:
+            key = find_fault.__name__.removeprefix("find_")
             if self.is_poisson is not False or FAULTS[key].schemes is None:
                 self._add_fault(key, find_fault(self.values))
         if self.library.trains:
@@ -346,11 +323,9 @@ class ScriptPlanReader(Quantities):
                 if self.is_poisson is not False or FAULTS[key].schemes is None:
                     self._add_fault(key, node)
         for rule in self.library.rules:
+            needs = ((o, need) for key, need in rule.holds.items() for o in self._values_of(key))
             failing = [
-                value
-                for argument, requirement in rule.holds.items()
-                for value in self._values_of(argument)
-                if not satisfies_requirement(value, requirement, lot)
+                value for value, need in needs if not satisfies_requirement(value, need, lot)
             ]
             if failing and all(isinstance(value, Unreadable) for value in failing):
                 line = self.call.lineno
@@ -446,9 +421,8 @@ class ScriptPlanReader(Quantities):
         """Yield calls that may load weights before the last step."""
         last = max((step.lineno for step in optimizer_steps(self.values)), default=self.call.lineno)
         for call in self.script.calls_to(*NAMES["loads"]):
-            other = last_name(call.func) == "load" and not self.script.comes_from(
-                call.func, ("torch",)
-            )
+            torch = self.script.comes_from(call.func, ("torch",))
+            other = last_name(call.func) == "load" and not torch
             scope = self.script.scope_of(call)
             after = scope is self.script.tree and call.lineno > last
             data = bool(self.kinds.kinds(call) & SECRETS)
@@ -466,11 +440,9 @@ class ScriptPlanReader(Quantities):
 
     def _loaders_shuffle(self) -> bool:
         """Whether each record occurs once per pass, as in a ``DataLoader`` without a sampler."""
-        if any(
-            last_name(node) in NAMES["poisson_samplers"]
-            or getattr(node, "arg", None) in ("batch_sampler", "sampler")
-            for node in self.script.nodes
-        ):
+        options = {getattr(node, "arg", None) for node in self.script.nodes}
+        named = {last_name(node) for node in self.script.nodes}
+        if options & {"batch_sampler", "sampler"} or named & {*NAMES["poisson_samplers"]}:
             return False
         # Of a tf.data.Dataset, not random.shuffle(list).
         orders = (last_name(base) for _, base in self.script.method_calls("shuffle"))

@@ -36,7 +36,6 @@ def count_passes(values: Evaluator) -> Passes:
                 raise Unreadable(node, "training may also step elsewhere")
     others = {*values.other_steps, *values.updates}
     steps = [step for step in optimizer_steps(values) if step not in others]
-    steps = values.compatible_with_private_call(steps)
     if len(steps) == 1:
         return passes_around(values, steps[0])
     lines = ", ".join(str(step.lineno) for step in steps)
@@ -68,6 +67,7 @@ def optimizer_steps(values: Evaluator) -> list[ast.Call]:
     script = values.script
     steps = [
         call for call, owner in script.method_calls("step") if may_be_optimizer_step(script, call)
+        and not is_left_out(values, call)
         and not ("step" in script.functions and getattr(owner, "id", "") == "self")
     ]  # fmt: skip
     return [*steps, *values.updates]
@@ -175,12 +175,11 @@ def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
     """Return the only call of a function; raises ``Unreadable``."""
     name = getattr(function, "name", "a lambda")
     decorators = getattr(function, "decorator_list", [])
-    if any(
-        last_name(getattr(item, "func", item)) not in NAMES["plain_decorators"]
-        for item in decorators
-    ):
+    names = {last_name(getattr(item, "func", item)) for item in decorators}
+    if not names <= {*NAMES["plain_decorators"]}:
         raise Unreadable(function, f"{name} is decorated")
     calls = values.calls_of(function) if not isinstance(function, ast.Lambda) else []
+    calls = [call for call in calls if not is_left_out(values, call.func)]
     if decorators and not calls:
         return function  # its decorator runs it, as Flower's app.main() does
     if len(calls) != 1:

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from affidavit.importers.libraries import FAULTS, OPACUS
 from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse
-from affidavit.importers.scripts.conditions import exclude_each_other, is_reached
+from affidavit.importers.scripts.conditions import is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
 from affidavit.importers.scripts.repository import modules_of
@@ -64,12 +64,9 @@ def find_uses(
     reached = cache(lambda scope: is_reached(script, next(ast.iter_child_nodes(scope), scope)))
     for node, why in (*Uses(kinds, draws_lots=draws_lots).open_uses(), *others):
         line = getattr(node, "lineno", call.lineno)
-        if (
-            exclude_each_other(script, node, call)
-            or is_left_out(values, node)
-            or (followed and not reached(script.scope_of(node)))
-            or any(line in script.harmless for line in _lines_of(script, node))
-        ):
+        unreached = followed and not reached(script.scope_of(node))
+        answered = script.harmless.keys() & {*_lines_of(script, node)}
+        if unreached or answered or is_left_out(values, node):
             continue
         if why in FAULTS:
             faults.append((node, why))

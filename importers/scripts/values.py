@@ -20,7 +20,7 @@ from typing import Any
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.aliases import find_change
-from affidavit.importers.scripts.conditions import branch, exclude_each_other
+from affidavit.importers.scripts.conditions import branch
 from affidavit.importers.scripts.launches import option_name
 from affidavit.importers.scripts.syntax import (
     FUNCTIONS,
@@ -43,12 +43,8 @@ OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
-BUILTINS: dict[str, Callable[..., Any]] = {
-    "float": float, "int": int, "bool": bool, "abs": abs, "min": min, "max": max,
-}  # fmt: skip
-MATH: dict[str, Callable[..., Any]] = {
-    "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
-}  # fmt: skip
+BUILTINS = {item.__name__: item for item in (float, int, bool, abs, min, max)}
+MATH = {item.__name__: item for item in (math.sqrt, math.ceil, math.floor, math.exp, math.log)}
 
 
 class Unreadable(Exception):
@@ -94,6 +90,13 @@ class Evaluator:
     """Whether a loop over a name is one pass over the private records."""
     read_literals: set[ast.Constant] = field(default_factory=set)
     """Literals that were read since the set was cleared."""
+    assumed: dict[str, Any] = field(default_factory=dict)
+    """Values of options where the private call runs, whatever their defaults are."""
+    sides: dict[ast.AST, bool] = field(default_factory=dict)
+    """Conditions around the private call, with the results that let it run."""
+    follows_conditions: bool = True
+    """Whether the private call runs where known conditions hold."""
+    _decided: dict[ast.AST, bool | None] = field(default_factory=dict)
     _depth: int = 0
 
     def evaluate(self, node: ast.expr) -> Any:
@@ -138,7 +141,9 @@ class Evaluator:
             case ast.Dict():
                 return self._dict(node)
             case ast.IfExp(test=test, body=body, orelse=other):
-                return self._conditional(test, body, other)
+                if (holds := self.decided(test)) is None:
+                    raise Unreadable(test, "it depends on a condition whose value is unknown")
+                return self.evaluate(body if holds else other)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._operation(node, op, self.evaluate(left), self.evaluate(right))
             case ast.Name():
@@ -149,8 +154,8 @@ class Evaluator:
                 last_name(value) in ("environ", "argv")
             ):
                 raise Unreadable(node, "its value comes from the command line or the environment")
-            case ast.Subscript(value=value, slice=ast.Constant(value=key)):
-                record = self.evaluate(value)
+            case ast.Subscript(value=value, slice=ast.expr() as inside):
+                record, key = self.evaluate(value), self.evaluate(inside)
                 self._require_unchanged(node, value, str(key), record)
                 return self._item(node, record, key)
             case ast.Call():
@@ -175,7 +180,7 @@ class Evaluator:
         for key, value in zip(node.keys, node.values, strict=True):
             if not isinstance(key, ast.Constant):
                 raise Unreadable(node, "its keys are not all literals")
-            fields[str(key.value)] = self.try_evaluate(value)
+            fields[key.value] = self.try_evaluate(value)  # type: ignore[index]
         return Record("dict", fields)
 
     def try_evaluate(self, node: ast.expr) -> Any:
@@ -185,11 +190,47 @@ class Evaluator:
         except Unreadable as reason:
             return reason
 
-    def _conditional(self, test: ast.expr, body: ast.expr, other: ast.expr) -> Any:
-        decided = self.try_evaluate(test)
-        if isinstance(decided, Unreadable | Record | list):
-            raise Unreadable(test, "it depends on a condition whose value is unknown")
-        return self.evaluate(body if decided else other)
+    def decided(self, test: ast.expr) -> bool | None:
+        """Return whether a condition holds, or None if the text does not determine it."""
+        if test in self.sides or not self.follows_conditions:
+            return self.sides.get(test)
+        if test not in self._decided:
+            self._decided[test] = None  # while it is being decided
+            if isinstance(test, ast.BoolOp):
+                parts, whole = set(map(self.decided, test.values)), isinstance(test.op, ast.Or)
+                holds = whole if whole in parts else None if None in parts else not whole
+            else:
+                value = self.try_evaluate(test)
+                holds = None if isinstance(value, Unreadable | Record | list) else bool(value)
+            self._decided[test] = holds
+        return self._decided[test]
+
+    def assume_runs(self, call: ast.AST, depth: int = 0) -> bool:
+        """Assume the options and conditions with which a call runs; return whether it runs once."""
+        sides, defaults, once = dict[ast.AST, bool](), self.defaults, True
+        for outer in self.script.ancestors(call):
+            if isinstance(outer, ast.If | ast.IfExp):
+                test, holds = outer.test, branch(self.script, outer, call) == "body"
+                sides[test] = holds
+                while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+                    test, holds = test.operand, not holds
+                self.defaults = set()
+                if self.decided(test) is (not holds):
+                    exact = self.known_value(test) if isinstance(test, ast.Attribute) else None
+                    unknown = Unreadable(test, "what it is for the private call is not known")
+                    value = holds if isinstance(exact, bool) else unknown
+                    self.assumed |= dict.fromkeys(self.defaults, value)
+                self._decided.clear()
+            elif isinstance(outer, (*FUNCTIONS, ast.For, ast.While)):
+                calls = self.attempt(self.calls_of, outer) if isinstance(outer, FUNCTIONS) else None
+                only = calls[0].func if calls and len(calls) == 1 and depth < MAX_DEPTH else None
+                once &= only is not None and self.assume_runs(only, depth + 1)
+                sides = sides if once else {}  # another turn or call may take the other side
+        self.defaults = defaults
+        self.follows_conditions &= not is_left_out(self, call)
+        self.sides |= sides
+        self._decided.clear()
+        return once
 
     # ---- names --------------------------------------------------------------------------
 
@@ -210,7 +251,7 @@ class Evaluator:
             bindings = [
                 b for b in bindings if self.private_statement not in self.script.ancestors(b.node)
             ]
-        bindings = bindings[:1] if _is_one(bindings) else bindings
+        bindings = self._running(bindings)
         line = getattr(bindings[0].node, "lineno", 0) if bindings else 0
         stars = self.script.bindings.get((scope, "*"), ())
         if any(getattr(star.node, "lineno", 0) > line for star in stars):
@@ -225,6 +266,12 @@ class Evaluator:
         if binding.value is not None and not self.always_runs(node, scope, binding.node):
             raise Unreadable(node, f"{node.id} is bound under a condition")
         return scope, binding
+
+    def _running(self, bindings: list[Binding]) -> list[Binding]:
+        """Return one of equal bindings, or those that no known condition leaves out."""
+        if _is_one(bindings):
+            return bindings[:1]
+        return [item for item in bindings if not is_left_out(self, item.node)]
 
     def is_set_by_private_call(self, node: ast.AST) -> bool:
         """Whether the statement of the private call, or of an alternative one, sets ``node``."""
@@ -276,12 +323,15 @@ class Evaluator:
         for outer in self.script.ancestors(target):
             if outer is scope:
                 return True
-            if isinstance(outer, ast.If | ast.For | ast.While | ast.Try | ast.Match):
-                same = outer in around and branch(self.script, outer, target) == branch(
-                    self.script, outer, use
-                )
-                if not same:
-                    return False
+            side = branch(self.script, outer, target)
+            if isinstance(outer, ast.If):
+                starts = ast.unparse(outer.test) == "__name__ == '__main__'"
+                if (side == "body") is (starts or self.decided(outer.test)):
+                    continue
+            if isinstance(outer, ast.If | ast.For | ast.While | ast.Try | ast.Match) and not (
+                outer in around and branch(self.script, outer, use) == side
+            ):
+                return False
         return True
 
     def _unpacked_name(self, node: ast.Name, binding: Binding) -> Any:
@@ -312,10 +362,9 @@ class Evaluator:
 
     def _parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
         """Return the value that every call in the file gives a parameter."""
-        around = (function, self.script.parents.get(function))
-        if isinstance(function, ast.Lambda) or any(
-            getattr(item, "decorator_list", ()) for item in around
-        ):
+        around = function, self.script.parents.get(function)
+        decorated = any(getattr(item, "decorator_list", ()) for item in around)
+        if decorated or isinstance(function, ast.Lambda):
             raise Unreadable(node, f"{node.id} is a parameter of a decorated function or class")
         first, *others = [self.evaluate(passed) for passed in self.arguments_for(node, arg)]
         if any(type(first) is not type(other) or first != other for other in others):
@@ -325,7 +374,7 @@ class Evaluator:
     def arguments_for(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
         """Return the argument of each call for a parameter; raises ``Unreadable``."""
         function = self.script.function_around(arg)
-        calls = self.calls_of(function)
+        calls = [call for call in self.calls_of(function) if not is_left_out(self, call.func)]
         if not calls:
             raise Unreadable(node, f"{node.id} is a parameter of a function that nothing calls")
         return [self._argument(node, function, arg, call) for call in calls]
@@ -341,10 +390,11 @@ class Evaluator:
 
     def use_default(self, name: str, value: Any) -> Any:
         """Return and record the default of an option; raises ``Unreadable`` if it is overridden."""
-        reason = self.launch_override(name) or value
-        if isinstance(reason, Unreadable):
-            raise reason
-        self.defaults.add(name)
+        assumed = name in self.assumed and not isinstance(value, Unreadable)
+        value = self.assumed[name] if assumed else self.launch_override(name) or value
+        if isinstance(value, Unreadable):
+            raise value
+        self.defaults |= {name} - self.assumed.keys()
         return value
 
     def calls_of(self, function: ast.AST) -> list[ast.Call]:
@@ -359,25 +409,21 @@ class Evaluator:
             else:
                 raise Unreadable(use, f"{ast.unparse(use)} is passed on")
         name = getattr(function, "name", "")
-        if not self.script.shared_definitions.isdisjoint(
-            (function, self.script.parents.get(function))
-        ):
+        if self.script.shared_definitions & {function, self.script.parents.get(function)}:
             raise Unreadable(function, f"other files may call {name}")
         owner = self.script.scope_of(function)
         if len(self.script.bindings.get((owner, name), ())) != 1:
             raise Unreadable(function, f"{name} is defined several times")
-        return self.compatible_with_private_call(calls)
+        return calls
 
-    def compatible_with_private_call(self, calls: list[ast.Call]) -> list[ast.Call]:
-        """Keep the calls that can run in the same run as the private call."""
-        private = self.private_statement
-        if private is None or len(calls) < 2:
-            return calls
-        return [
-            call
-            for call in calls
-            if call not in self.script.parents or not exclude_each_other(self.script, call, private)
-        ]
+    def is_never_called(self, function: ast.FunctionDef) -> bool:
+        """Whether known conditions leave out all calls of a function, which nothing else runs."""
+        if function not in self._decided:
+            self._decided[function] = False  # while it is being decided
+            method = isinstance(self.script.parents[function], ast.ClassDef)
+            own = [] if method or function.decorator_list else self.attempt(self.calls_of, function)
+            self._decided[function] = bool(own) and all(is_left_out(self, o.func) for o in own)
+        return bool(self._decided[function])
 
     def is_called_once(self, use: ast.expr) -> bool:
         """Whether a function is passed to what calls it once, as absl's ``app.run(main)``."""
@@ -423,10 +469,8 @@ class Evaluator:
         if stored:
             raise Unreadable(node, f"an attribute {name} is set while the script runs")
         if (where := find_change(script, value, name, items=kind != "class")) is not None:
-            line = getattr(where, "lineno", "?")
-            raise Unreadable(
-                node, f"line {line}: {source_text(where)} may change {source_text(value)}"
-            )
+            place = f"line {getattr(where, 'lineno', '?')}: {source_text(where)}"
+            raise Unreadable(node, f"{place} may change {source_text(value)}")
 
     def _own_attribute(self, node: ast.expr, name: str) -> Any:
         stores = self.script.stored_attributes.get(name, ())
@@ -442,7 +486,8 @@ class Evaluator:
         return self.evaluate(value)
 
     def _item(self, node: ast.expr, record: Any, key: Any) -> Any:
-        if not isinstance(record, Record) or key not in record.fields:
+        fields = record.fields if isinstance(record, Record) else {}
+        if isinstance(key, list | Record) or key not in fields:
             raise Unreadable(node, "it is not a known field")
         value = record.fields[key]
         if record.kind == "options":
@@ -456,11 +501,12 @@ class Evaluator:
             case ast.Name(id=name) as function, args if name in BUILTINS and args:
                 if not (node.keywords or self.script.bindings_of(function)):
                     return self.apply(node, BUILTINS[name], [self.evaluate(arg) for arg in args])
-            case ast.Attribute(value=value, attr="get"), [ast.Constant(value=str(key)), *other] if (
+            case ast.Attribute(value=value, attr="get"), [inside, *other] if (
                 not node.keywords and len(other) < 2
             ):
                 record = self.try_evaluate(value)
                 if isinstance(record, Record) and record.kind in ("dict", "file"):
+                    key = self.evaluate(inside)
                     self._require_unchanged(node, value, str(key), record)
                     default = other[0] if other else ast.Constant(None)
                     fields = {key: self.try_evaluate(default)} | record.fields
@@ -491,7 +537,7 @@ class Evaluator:
         own = next(filter(None, ([place for place in some if not self.is_set_by_private_call(place)]
                                  for some in places)), [])  # fmt: skip
         made = [Binding(place, assigned_to(script, place)) for place in own]
-        target = own[0] if _is_one(made) else None
+        target = made[0].node if _is_one(made := self._running(made)) else None
         if isinstance(target, ast.arg) and isinstance(node, ast.Name):
             passed = self.attempt(self.arguments_for, node, target)
             return self.origin_of(passed[0], depth + 1) if passed and len(passed) == 1 else None
@@ -557,12 +603,12 @@ def source_text(node: ast.AST) -> str:
 
 
 def is_left_out(values: Evaluator, node: ast.AST) -> bool:
-    """Whether a condition with a known value prevents ``node`` from running."""
+    """Whether conditions with known values prevent ``node``, or all calls of it, from running."""
     for outer in values.script.ancestors(node):
         if isinstance(outer, ast.If | ast.IfExp):
-            value = values.try_evaluate(outer.test)
-            if not isinstance(value, Unreadable | Record | list) and branch(
-                values.script, outer, node
-            ) == ("orelse" if value else "body"):
+            left_out = {True: "orelse", False: "body"}.get(values.decided(outer.test))  # type: ignore[arg-type]
+            if branch(values.script, outer, node) == left_out:
                 return True
+        elif isinstance(outer, ast.FunctionDef) and values.is_never_called(outer):
+            return True
     return False

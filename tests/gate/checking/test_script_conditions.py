@@ -1,0 +1,174 @@
+"""Conditions on options and constants: what they leave out, and what they never hide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.importers.scripts import importer
+from affidavit.plan import MalformedPlan
+
+SCRIPT = """\
+import argparse
+import torch
+import torch.nn.functional as F
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+# affidavit: adjacency=zero_out target_epsilon=9
+
+{top}
+def learn(model, lots, optimizer):
+    for x, y in lots:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        {step}
+
+def main(args):
+    data = datasets.MNIST("files", train=True, transform=transforms.ToTensor())
+    lots = DataLoader(data, batch_size=args.lot)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sigma = 1.1
+    {before}
+    if {private}:
+        engine = PrivacyEngine()
+        model, optimizer, lots = engine.make_private(
+            module=model, optimizer=optimizer, data_loader=lots, noise_multiplier=sigma,
+            max_grad_norm=1.0)
+        {after}
+    for epoch in range(args.rounds):
+        {turn}
+    print(engine.get_epsilon(delta=1e-5))
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lot", type=int, default=250)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--eps", type=int, default=4)
+    parser.add_argument("--mode", default="plain")
+    parser.add_argument("--private", {flag})
+    parser.add_argument("--no-dp", action="store_true")
+    args = parser.parse_args()
+    {start}
+"""
+PLAIN = {
+    "top": "pass", "step": "optimizer.step()", "before": "pass", "after": "pass",
+    "turn": "learn(model, lots, optimizer)", "private": "not args.no_dp",
+    "flag": 'action="store_true"', "start": "main(args)",
+}  # fmt: skip
+TUNE = "from tools import tune; tune(model, optimizer, lots)"
+EITHER = "if {0}:\n            {1}\n        else:\n            {2}"
+LEARN, AGAIN = PLAIN["turn"], "[learn(model, lots, optimizer) for turn in range(50)]"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def script(**places: str) -> str:
+    return SCRIPT.format(**PLAIN | places)
+
+
+def questions(text: str) -> int:
+    try:
+        partial = importer.read(text.encode(), Path(), name="train.py")
+    except MalformedPlan as error:
+        return len(error.reasons)
+    assert partial is not None
+    faults = [item for item in partial.broken if item.adjacencies is None]
+    complete = {"epochs", "sampling", "dataset", "target"} <= partial.data.keys()
+    return len(faults) + len(partial.open_uses) + (not complete)
+
+
+CHAIN = """if args.eps == 8:
+        sigma = 0.7
+    elif args.eps == 4:
+        sigma = 1.4
+    else:
+        raise ValueError(args.eps)"""
+
+
+@pytest.mark.parametrize(
+    ("places", "field", "value"),
+    [
+        ({}, "noise", 1.1),
+        ({"before": "if args.no_dp:\n        sigma = 0.1"}, "noise", 1.1),
+        ({"before": "if args.no_dp and args.eps > 2:\n        sigma = 0.1"}, "noise", 1.1),
+        ({"turn": EITHER.format("args.no_dp", AGAIN, LEARN)}, "epochs", 4),
+        ({"turn": EITHER.format("args.no_dp", TUNE, LEARN)}, "epochs", 4),
+        ({"private": "args.private", "turn": EITHER.format("args.private", LEARN, AGAIN)},
+         "epochs", 4),
+        ({"private": 'args.mode == "dp"'}, "epochs", 4),
+    ],
+)  # fmt: skip
+def test_what_a_known_condition_leaves_out_is_no_question(
+    places: dict[str, str], field: str, value: Any
+) -> None:
+    partial = importer.read(script(**places).encode(), Path(), name="train.py")
+    assert partial is not None
+    assert not partial.open_uses
+    assert not [item for item in partial.broken if item.adjacencies is None]
+    own = partial.data["releases"][0]["noise_multiplier"] if field == "noise" else partial.data
+    assert (own if field == "noise" else own[field]) == value
+
+
+@pytest.mark.parametrize("table", ["{8: 0.7, 4: 1.4}[args.eps]", "{8: 0.7, 4: 1.4}.get(args.eps)"])
+def test_a_table_by_a_known_option_is_read(table: str) -> None:
+    text = script().replace("sigma = 1.1", f"sigma = {table}")
+    partial = importer.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 1.4
+
+
+def test_a_chain_of_conditions_on_an_option_is_read() -> None:
+    text = script(before=CHAIN).replace("    sigma = 1.1\n", "")
+    partial = importer.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 1.4
+    Path("run.sh").write_text("python train.py --eps 8\n")
+    assert questions(text)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        # The private call runs where an option is not at its default: what is beside it counts.
+        {"private": "args.private", "after": TUNE},
+        {"private": "args.private", "turn": EITHER.format("args.private", TUNE, LEARN)},
+        {"private": "args.private", "turn": EITHER.format("args.private", AGAIN, LEARN)},
+        {"private": 'args.mode == "dp"', "turn": EITHER.format('args.mode == "dp"', TUNE, LEARN)},
+        {"private": 'args.mode != "plain"',
+         "turn": EITHER.format('args.mode == "dp"', TUNE, LEARN)},
+        {"private": "args.private", "flag": "type=int, default=False",
+         "turn": EITHER.format("args.private == 2", TUNE, LEARN)},
+        {"private": "PRIVATE", "top": "PRIVATE = False",
+         "turn": EITHER.format("PRIVATE", TUNE, LEARN)},
+        # Another turn of a loop, or another call, takes the other side.
+        {"turn": EITHER.format("epoch == 0", LEARN, AGAIN)},
+        {"top": "def choose(own, *some):\n    if own:\n        learn(*some)\n    else:\n"
+                "        for turn in range(99):\n            learn(*some)",
+         "turn": "choose(True, model, lots, optimizer); choose(False, model, lots, optimizer)"},
+        # A function that is left out by name, and runs by another.
+        {"top": "def more(some):\n    for turn in range(99):\n        learn(*some)",
+         "turn": "learn(model, lots, optimizer); again = more; again([model, lots, optimizer])",
+         "before": "if args.no_dp:\n        more([])"},
+        # What a condition depends on changes.
+        {"before": "args.no_dp = True\n    if args.no_dp:\n        sigma = 0.1"},
+        {"before": "weak = False\n    weak = bool(data)\n    if weak:\n        sigma = 0.1"},
+    ],
+)  # fmt: skip
+def test_what_runs_with_the_private_call_is_never_left_out(places: dict[str, str]) -> None:
+    assert questions(script(**places))
+
+
+def test_a_layer_that_the_model_calls_is_never_left_out() -> None:
+    layer = (
+        "class Own(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x - x.mean(0)\nlayer = Own()\n"
+    )
+    text = script(top=layer, before="if args.no_dp:\n        print(model.forward(torch.zeros(1)))")
+    assert questions(text.replace("torch.nn.Flatten()", "layer, torch.nn.Flatten()"))
