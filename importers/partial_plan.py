@@ -35,10 +35,17 @@ class BrokenObligation(StrictModel):
     schemes: tuple[str, ...] | None = None
     line: int | None = None
 
-    def applies(self, adjacency: str, schemes: Collection[str]) -> bool:
+    def applies(self, adjacency: str | None, schemes: Collection[str]) -> bool:
         """Whether it applies to a plan with this adjacency and these sampling schemes."""
         return (self.adjacencies is None or adjacency in self.adjacencies) and (
             self.schemes is None or not set(self.schemes).isdisjoint(schemes)
+        )
+
+    def reason(self) -> Reason:
+        """Return why a plan that it applies to is not certified."""
+        column = None if self.line is None else 1
+        return Reason(
+            code=self.code, message=self.message, remedy=self.remedy, line=self.line, column=column
         )
 
 

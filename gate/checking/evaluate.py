@@ -106,19 +106,8 @@ def _sum_with(source: Source) -> Iterator[str]:
 def _broken_obligations(source: Source, plan: Plan) -> tuple[Reason, ...]:
     """Return the obligations that the library of an imported plan does not fulfil."""
     schemes = {phase.sampling.scheme for phase in plan.phases}
-    return source.locate(
-        tuple(
-            Reason(
-                code=item.code,
-                message=item.message,
-                remedy=item.remedy,
-                line=item.line,
-                column=None if item.line is None else 1,
-            )
-            for item in source.broken
-            if item.applies(plan.adjacency, schemes)
-        )
-    )
+    broken = (item for item in source.broken if item.applies(plan.adjacency, schemes))
+    return source.locate(tuple(item.reason() for item in broken))
 
 
 def _open_uses(source: Source) -> tuple[Reason, ...]:

@@ -277,7 +277,7 @@ class Source:
             reasons = error.reasons
             if self.imported is not None:
                 hints = (self._with_hint(reason) for reason in self._add_missing_fields(reasons))
-                reasons = tuple(hints)
+                reasons = (*hints, *self._faults_of_lines())
             raise MalformedPlan(*self.locate(reasons)) from None
         if (
             plan.target is not None
@@ -293,6 +293,13 @@ class Source:
             )
             raise MalformedPlan(*self.locate((self._with_hint(lacking),)))
         return plan
+
+    def _faults_of_lines(self) -> tuple[Reason, ...]:
+        """Return the faults that lines of a script show, whatever numbers are missing."""
+        adjacency, sampling = self.data.get("adjacency"), self.data.get("sampling", {})
+        scheme = sampling.get("scheme") if isinstance(sampling, dict) else None
+        shown = (item for item in self.broken if item.line is not None)
+        return tuple(item.reason() for item in shown if item.applies(adjacency, {str(scheme)}))
 
     def _has_unread_value(self, pointer: str) -> bool:
         """Whether a script has an expression for a field that could not be read."""

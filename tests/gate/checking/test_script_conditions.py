@@ -172,3 +172,40 @@ def test_a_layer_that_the_model_calls_is_never_left_out() -> None:
     )
     text = script(top=layer, before="if args.no_dp:\n        print(model.forward(torch.zeros(1)))")
     assert questions(text.replace("torch.nn.Flatten()", "layer, torch.nn.Flatten()"))
+
+
+def test_a_fault_is_shown_beside_the_numbers_that_are_missing(checked: Any) -> None:
+    step = "if len(optimizer.param_groups) > 1:\n            optimizer.step()"
+    text = script(step=step).replace("batch_size=args.lot", "batch_size=read()")
+    Path("train.py").write_text(text)
+    code, document = checked("train.py")
+    found = {item["rule"] for item in document["plans"][0]["findings"]}
+    assert code == 2
+    assert {"missing_field", "accumulated_lots"} <= found
+    Path("train.py").write_text(text.replace(step, "optimizer.step()"))
+    found = {item["rule"] for item in checked("train.py")[1]["plans"][0]["findings"]}
+    assert "accumulated_lots" not in found
+
+
+MAKES = (
+    "def make(some, short=True):\n    if short:\n        return torch.optim.{0}\n    return {1}\n"
+)
+RATES = "lr_scheduler.StepLR(some, 2)", "torch.optim.lr_scheduler.ExponentialLR(some, 0.9)"
+
+
+@pytest.mark.parametrize(
+    ("made", "harmless"),
+    [
+        (MAKES.format(*RATES), True),
+        ("from transformers import get_constant_schedule as make\n", True),
+        (MAKES.format("SGD(some.param_groups, lr=1.0)", RATES[1]), False),
+        (MAKES.format(RATES[0], "(other := torch.optim.SGD(some.param_groups, lr=1.0))"), False),
+    ],
+)
+def test_steps_of_what_a_function_makes_are_told_apart(made: str, harmless: bool) -> None:
+    text = script(top=made, after="rate = make(optimizer)", turn=LEARN + "; rate.step()")
+    if harmless:
+        partial = importer.read(text.encode(), Path(), name="train.py")
+        assert partial is not None
+        assert partial.data["epochs"] == 4
+    assert bool(questions(text)) is not harmless
