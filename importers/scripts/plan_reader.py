@@ -467,10 +467,6 @@ class ScriptPlanReader(Quantities):
 
 def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:
     """Return the error for a directive that differs from the script."""
-    return malformed_plan(
-        "given_conflict",
-        f"a comment states {key}={stated}, but the script has {own}.",
-        "Correct the comment or the script.",
-        line,
-        "/" + "/".join(DIRECTIVE_FIELDS[key]),
-    )
+    message = f"a comment states {key}={stated}, but the script has {own}."
+    at = "/" + "/".join(DIRECTIVE_FIELDS[key])
+    return malformed_plan("given_conflict", message, "Correct the comment or the script.", line, at)

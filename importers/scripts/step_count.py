@@ -39,9 +39,9 @@ def count_passes(values: Evaluator) -> Passes:
     if len(steps) == 1:
         return passes_around(values, steps[0])
     lines = ", ".join(str(step.lineno) for step in steps)
-    for step in steps:
-        raise Unreadable(step, f"step() is called in several places (lines {lines})")
-    raise Unreadable(script.tree, "no step of the private optimiser is in this file")
+    several = f"step() is called in several places (lines {lines})"
+    why = several if steps else "no step of the private optimiser is in this file"
+    raise Unreadable([*steps, script.tree][0], why)
 
 
 def find_resumed_run(values: Evaluator) -> ast.AST | None:
@@ -105,7 +105,7 @@ def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:
     function = getattr(step, "func", step)
     owner = getattr(function, "value", step)
     makers = set(_made_by(script, owner))
-    if schedules := {maker for maker in makers if "lr_scheduler" in maker}:
+    if schedules := {o for o in makers if "lr_scheduler" in o or o.startswith("transformers.get_")}:
         return schedules != makers
     if any("make_private" in maker or ".optim." in maker for maker in makers):
         return True
@@ -118,8 +118,10 @@ def _made_by(script: Script, owner: ast.AST, depth: int = 0) -> Iterator[str]:
     for item in script.bindings_of(owner) if isinstance(owner, ast.Name) else []:
         outer = script.parents[item.node]
         value = item.value or getattr(script.parents.get(outer), "value", None)
-        if isinstance(value, ast.Call):
-            yield script.module_path(value.func) or last_name(value.func) or ""
+        own = script.function_of(value.func) if isinstance(value, ast.Call) else None
+        for made in [value] if own is None else [end.value for end in script.returns_of(own)]:
+            if isinstance(made, ast.Call):
+                yield script.module_path(made.func) or last_name(made.func) or ""
         if isinstance(item.node, ast.arg) and depth < MAX_DEPTH:
             function = script.function_around(item.node)
             for call in script.calls_to(getattr(function, "name", "")):
