@@ -84,6 +84,7 @@ class Records:
         if "opacus" in sys.modules:
             samplers = importlib.import_module("opacus.utils.uniform_sampler")
             self._wrap_sampler(samplers.UniformWithReplacementSampler)
+            self._wrap_sampler(samplers.DistributedUniformWithReplacementSampler)
             engine = importlib.import_module("opacus.privacy_engine").PrivacyEngine
             prepare = engine._prepare_data_loader
 
@@ -419,6 +420,8 @@ class Records:
             self._recorder.align_generators()
             if (lot := next(lots, None)) is None:
                 return
+            if is_array(lot):  # as Opacus' distributed sampler yields
+                lot = lot.tolist()
             if isinstance(lot, list | tuple):
                 self._add_draw(lot, sampler)
                 stride = max(1, -(-len(lot) // job.lot_records))

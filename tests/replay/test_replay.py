@@ -80,6 +80,19 @@ def test_an_honest_loop_of_ones_own_is_not_refuted(replay: Replay) -> None:
     [
         ("max_grad_norm=1.0,", "max_grad_norm=[1.0] * 4, clipping='per_layer',"),
         (
+            "model, optimizer, loader = engine.make_private(",
+            "model, optimizer, criterion, loader = engine.make_private(\n"
+            "        grad_sample_mode='ghost', criterion=criterion,",
+        ),
+        (
+            "    # before\n",
+            "    from torch import distributed\n"
+            "    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel\n"
+            "    store = distributed.HashStore()\n"
+            "    distributed.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+            "    model = DifferentiallyPrivateDistributedDataParallel(model)\n",
+        ),
+        (
             "    for epoch in range(3):\n",
             "    from opacus.utils.batch_memory_manager import BatchMemoryManager\n"
             "    with BatchMemoryManager(\n"
@@ -94,6 +107,8 @@ def test_other_honest_uses_of_opacus_are_not_refuted(replay: Replay, old: str, n
     record = replay(LOOP.replace(old, new))
     assert record.verdict == "not_refuted", to_text(record)
     assert record.steps == 6
+    assert {check for _, check in record.checks} == {"shown"}
+    assert any(note.startswith("divisor_follows_size") for note in record.notes)
 
 
 @pytest.mark.soak
