@@ -176,10 +176,8 @@ def _private_calls(script: Script, library: Library) -> tuple[list[list[ast.Call
     """Return the private calls that run, in groups of which one runs, and all private calls."""
     every = list(_private_references(script, library))
     named = _running_references(script, every)
-    calls, others = (
-        [call for node in nodes if (call := _private_call_of(script, library, node)) is not None]
-        for nodes in (named, every)
-    )
+    calls, others = ([call for node in nodes if (call := _private_call_of(
+        script, library, node)) is not None] for nodes in (named, every))  # fmt: skip
     if not calls or len(named) > len(calls):
         lines = ", ".join(str(node.lineno) for node in named)
         problem = "in several places" if calls else "but never makes it"

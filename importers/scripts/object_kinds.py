@@ -31,7 +31,7 @@ from affidavit.importers.scripts.row_kinds import (
     shape_of,
     size_at,
 )
-from affidavit.importers.scripts.syntax import FUNCTIONS, Binding, keywords_of, last_name, unpacks
+from affidavit.importers.scripts.syntax import Binding, keywords_of, last_name, names_in, unpacks
 from affidavit.importers.scripts.use_table import (
     HANDLES,
     SECRETS,
@@ -63,11 +63,9 @@ class ObjectKinds:
         """The kinds of what is put into the value that a place gets, by the name of the entry."""
         self.returned: dict[ast.AST, Kinds] = defaultdict(frozenset)
         """The kinds of what a function returns."""
-        self.assumed = {
-            node.id: frozenset({kind})
-            for key, kind in (("module", "model"), ("optimizer", "optimizer"))
-            if isinstance(node := keywords_of(call).get(key), ast.Name)
-        }
+        self.assumed = {node.id: frozenset({kind}) for key, kind in (
+            ("module", "model"), ("optimizer", "optimizer"),
+        ) if isinstance(node := keywords_of(call).get(key), ast.Name)}  # fmt: skip
         """The kinds of names that the script uses without setting them."""
         self.attached: set[tuple[ast.AST, str]] = set()
         """The names of optimisers that an engine makes private, with their scopes."""
@@ -357,10 +355,14 @@ class ObjectKinds:
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
                 return self.kinds(body) | self.kinds(other) | decided
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp() | ast.DictComp():
-                item = self.kinds(node.value if isinstance(node, ast.DictComp) else node.elt)
-                parts = [part for loop in node.generators for part in (loop.iter, *loop.ifs)]
-                over = frozenset().union(*map(self.kinds, parts))
-                if over & SECRETS <= {"lot"} and item & SECRETS in ({"rows"}, {"loss"}):
+                element = node.value if isinstance(node, ast.DictComp) else node.elt
+                item, loops = self.kinds(element), node.generators
+                over = frozenset().union(*(self.kinds(part) for loop in loops
+                    for part in [loop.iter, *loop.ifs] if not isinstance(part, ast.Tuple | ast.List)
+                    or any(isinstance(one, ast.Starred) for one in part.elts)))  # fmt: skip
+                of_part = any(names_in(loop.target) & names_in(element) for loop in loops)
+                apart = item & SECRETS in ({"rows"}, {"loss"}, NOTHING)
+                if apart and over & SECRETS <= ({"lot"} if of_part else NOTHING):
                     return frozenset("lot" if kind == "rows" else kind for kind in item)
                 return as_value(item | over)
             case ast.Lambda() | ast.Constant():
@@ -689,7 +691,7 @@ class ObjectKinds:
         """Return the condition on records that decides if a node runs, if there is one."""
         inner = node
         for outer in self.script.ancestors(node):
-            if isinstance(outer, FUNCTIONS):
+            if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 return None
             tests, secret = _conditions(outer, inner)
             for test in tests:

@@ -19,10 +19,9 @@ from affidavit.importers.scripts.values import Evaluator, Unreadable, source_tex
 from affidavit.plan import MalformedPlan
 
 PLAN_POINTERS = {key: "/" + "/".join(path) for key, path in DIRECTIVE_FIELDS.items()} | {
-    "noise_multiplier": "/releases/0/noise_multiplier",
-    "clip_norm": "/releases/0/clip_norm",
+    "noise_multiplier": "/releases/0/noise_multiplier", "clip_norm": "/releases/0/clip_norm",
     "expected_rate": "/sampling/probability",
-}
+}  # fmt: skip
 """The plan field of each quantity, as a JSON pointer."""
 LENGTH_QUANTITIES = ("steps", "epochs")
 WORD = re.compile(r"\w+")

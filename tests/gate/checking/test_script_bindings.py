@@ -99,6 +99,15 @@ SPENDING: dict[str, dict[str, str]] = {
     },
     "records of a head": {"loss": "loss = sum(F.mse_loss(row, one) for row in one)"},
     "a loss for each record": {"loss": "loss = sum(criterion(one, y) for _ in x)"},
+    "a loss for each record of two heads": {
+        "loss": "loss = sum(criterion(head, y) for head in (one, two) for _ in y)",
+    },
+    "a loss for each record of a list": {
+        "loss": "loss = sum(criterion(one, y) for _ in [*y])",
+    },
+    "a loss for each column": {
+        "after": "for lot in loader:\n    sum(criterion(model(lot), lot) for _ in lot).backward()",
+    },
     "losses of other lots": {"loss": "loss = sum(criterion(model(a)[0], b) for a, b in loader)"},
     "a product of losses": {
         "loss": "loss = 1\n        for head in out:\n            loss = loss * criterion(head, y)",
@@ -164,6 +173,7 @@ SOUND: dict[str, dict[str, str]] = {
         "loss": "loss = 0\n        for head, w in zip((one, two), (1.0, 0.5)):\n"
         "            loss = loss + w * criterion(head, y)",
     },
+    "losses of two heads": {"loss": "loss = sum(criterion(head, y) for head in (one, two))"},
     "losses of heads in a sum": {"loss": "loss = sum(criterion(head, y) for head in out)"},
     "losses of heads by name": {
         "loss": "held = {'a': criterion(one, y)}\n        held['b'] = criterion(two, y)\n"
