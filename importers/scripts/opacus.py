@@ -290,11 +290,10 @@ class OpacusPlanReader(ScriptPlanReader):
         if lots is None or lacking:
             whys = (f"{key} ({self.unread.get(PLAN_POINTERS[key], 'unknown')})" for key in lacking)
             stated = " ".join(f"{key}=..." for key in lacking if epochs is not None)
-            raise self.refusal(
-                "the noise that make_private_with_epsilon calibrates cannot be read from the "
-                f"script: {', '.join(whys) or 'the lots are larger than the data set'}.",
-                (f'Add "# affidavit: {stated}", or ' if stated else "Add ") + STATE_NOISE_REMEDY,
-            )
+            why = ", ".join(whys) or "the lots are larger than the data set"
+            message = f"what make_private_with_epsilon calibrates cannot be read: {why}."
+            remedy = f'Add "# affidavit: {stated}", or ' if stated else "Add "
+            raise self.refusal(message, remedy + STATE_NOISE_REMEDY)
         rate = 1 / lots
         return {
             "epsilon": target["epsilon"], "delta": target["delta"], "steps": int(epochs / rate),

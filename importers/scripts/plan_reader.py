@@ -161,15 +161,10 @@ class ScriptPlanReader(Quantities):
         if noise is None and self.calibrates:
             return release
         if noise is None:
-            raise self.refusal(
-                "noise_multiplier cannot be read from the script: "
-                + self.unread.get(
-                    PLAN_POINTERS["noise_multiplier"],
-                    " ".join(("it is not an argument.", *self.library.notes)),
-                ),
-                'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
-                "used.",
-            )
+            other = " ".join(("it is not an argument.", *self.library.notes))
+            why = self.unread.get(PLAN_POINTERS["noise_multiplier"], other)
+            remedy = 'Write a number, or add "# affidavit: noise_multiplier=..." with what is used.'
+            raise self.refusal(f"noise_multiplier cannot be read from the script: {why}", remedy)
         if noise <= 0:
             message = f"noise_multiplier is {noise}, which adds no noise."
             raise self.refusal(message, "Add noise.")

@@ -13,7 +13,7 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import SourceSpan, is_number, not_imported
 from affidavit.importers.scripts.conditions import exclude_each_other
 from affidavit.importers.scripts.options import READERS
-from affidavit.importers.scripts.step_count import optimizer_steps, passes_around
+from affidavit.importers.scripts.step_count import fits_alone, optimizer_steps, passes_around
 from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, names_in, unpacks
 from affidavit.importers.scripts.values import Evaluator, Unreadable, source_text
 from affidavit.plan import MalformedPlan
@@ -121,7 +121,8 @@ class Quantities:
         called, names = {node.func for node in nodes}, (*call.names, *others)
         used = (node for node in self.script.nodes
                 if isinstance(node, ast.Attribute) and node.attr in names
-                and node not in called and not self.script.comes_from(node, ("re",)))  # fmt: skip
+                and node not in called and not fits_alone(self.script, node)
+                and not self.script.comes_from(node, ("re",)))  # fmt: skip
         return next(used, None)
 
     def _matching_calls(self, call: Call) -> Iterator[ast.Call]:
@@ -131,7 +132,8 @@ class Quantities:
             made = self.script.value_of(owner) if isinstance(owner, ast.Name) else owner
             bound = self.script.binding_of(getattr(made, "func", None))
             own = getattr(getattr(bound, "node", None), "body", [])
-            if not any(getattr(item, "name", "") in call.names for item in own):
+            alone = call.trains and fits_alone(self.script, node.func)
+            if not (alone or any(getattr(item, "name", "") in call.names for item in own)):
                 yield node
 
     def settings(self, argument: str) -> Iterator[ast.expr]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from affidavit.importers.names import NAMES
 from affidavit.importers.scripts.syntax import FUNCTIONS, Script, keywords_of, last_name, root_of
@@ -32,7 +32,7 @@ def count_passes(values: Evaluator) -> Passes:
             called = getattr(script.parents[node], "func", None) is node
             counts = called if node.attr == "step" else node.attr in script.functions
             step = script.parents[node] if called else node
-            if not counts and may_be_optimizer_step(script, step):
+            if not (counts or fits_alone(script, node)) and may_be_optimizer_step(script, step):
                 raise Unreadable(node, "training may also step elsewhere")
     others = {*values.other_steps, *values.updates}
     steps = [step for step in optimizer_steps(values) if step not in others]
@@ -113,6 +113,14 @@ def may_be_optimizer_step(script: Script, step: ast.AST) -> bool:
     return not any(part in name for part in NAMES["other_steps"]) or "optim" in name
 
 
+def fits_alone(script: Script, method: ast.AST) -> bool:
+    """Whether a method is of a scaler, or another estimator that steps no optimiser."""
+    owner: Any = getattr(method, "value", method)
+    bound = script.bindings_of(owner) if isinstance(owner, ast.Name) else []
+    made = [getattr(item.value, "func", owner) for item in bound] or [getattr(owner, "func", owner)]
+    return {script.module_path(item).rpartition(".")[0] for item in made} <= {*NAMES["own_fits"]}
+
+
 def _made_by(script: Script, owner: ast.AST, depth: int = 0) -> Iterator[str]:
     """Yield the functions that make what a name holds, also in the calls that pass it."""
     for item in script.bindings_of(owner) if isinstance(owner, ast.Name) else []:
@@ -137,9 +145,7 @@ def passes_around(values: Evaluator, node: ast.AST) -> Passes:
     for outer in _around(values, node):
         match outer:
             case ast.While():
-                raise Unreadable(
-                    outer, "the number of iterations of this loop cannot be determined"
-                )
+                raise Unreadable(outer, "how often this loop runs cannot be determined")
             case ast.For() | ast.AsyncFor():
                 try:
                     times = _iterations(values, outer.iter)

@@ -209,3 +209,24 @@ def test_steps_of_what_a_function_makes_are_told_apart(made: str, harmless: bool
         assert partial is not None
         assert partial.data["epochs"] == 4
     assert bool(questions(text)) is not harmless
+
+
+SCALER = "from sklearn.preprocessing import StandardScaler\n    scaler = StandardScaler()\n    "
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps"),
+    [
+        (SCALER + "scaler.fit([[1.0], [2.0]])", False),
+        (SCALER + "import skorch; scaler = skorch.NeuralNetClassifier(model); scaler.fit(a)", True),
+        (SCALER + "net = skorch.NeuralNetClassifier(model); scaler = net; scaler.fit(a, b)", True),
+        (SCALER + "for scaler in [scaler, net]:\n        scaler.fit(a, b)", True),
+        ("from sklearn.pipeline import make_pipeline\n    make_pipeline(net).fit(a, b)", True),
+    ],
+)
+def test_a_scaler_is_no_training(lines: str, steps: bool) -> None:
+    text = script(before=lines)
+    partial = importer.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    assert ("epochs" in partial.data) is not steps
+    assert bool(questions(text)) is steps
