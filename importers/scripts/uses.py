@@ -19,6 +19,7 @@ from affidavit.importers.partial_plan import OpenUse
 from affidavit.importers.scripts.conditions import is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
+from affidavit.importers.scripts.options import option_destination
 from affidavit.importers.scripts.repository import modules_of
 from affidavit.importers.scripts.row_code import uses_of_row_code
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
@@ -104,6 +105,9 @@ class Uses:
             match node:
                 case ast.Call():
                     why = self.of_call(node)
+                    for origin in self._origins_of_values(node) if why else ():
+                        yield origin, f"it computes records that line {node.lineno} takes"
+                        why = None
                 case ast.Expr(value=ast.Call() as call):
                     why = self.of_effect(call)
                 case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS and not (
@@ -151,6 +155,28 @@ class Uses:
                     why = None
             if why is not None:
                 yield node, why
+
+    def _origins_of_values(self, call: ast.Call) -> list[ast.expr]:
+        """Return what computes the values of records that a call takes for records."""
+        use, script = find_function(self.script, call), self.script
+        if last_name(call.func) != "fit" and (use is None or "data" not in use.gives):
+            return []
+
+        def values(items: Iterable[ast.AST | None]) -> list[ast.expr]:
+            exprs = (item for item in items if isinstance(item, ast.expr))
+            return [item for item in exprs if "value" in self.kinds.kinds(item)]
+
+        taken = values(item for _, item in arguments_of(call))
+        parts = values(part for item in taken for part in self.kinds.sources.made_of(item))
+        inputs = {part: values((*ast.iter_child_nodes(part), *(
+            item.value for item in script.bindings_of(part)))) for part in parts}  # fmt: skip
+        origins = [part for part in parts if not inputs[part]]
+        known, new = set[ast.expr](), {*origins}
+        while new:
+            known |= new
+            new = {part for part in parts if known & {*inputs[part]}} - known
+        runs = all(is_reached(script, o) and not is_left_out(self.values, o) for o in origins)
+        return origins if runs and known >= {*parts} else []
 
     def of_call(self, call: ast.Call) -> str | None:
         """Say why a call is no understood use, if it is none."""
@@ -281,8 +307,8 @@ class Uses:
         library = self.kinds.library.key
         if not library.startswith(("tensorflow", "jax_keras")):
             return None
-        if name == "Lambda":
-            return "a layer of its own may join the records of a lot"
+        if name == "Lambda" or self._hides_layers(call, name):
+            return "a layer of its own, or that is not read, may join the records of a lot"
         compiles = self.script.calls_to("compile")
         if name != "compile" or call is not max(compiles, key=lambda item: item.lineno):
             return None
@@ -300,6 +326,22 @@ class Uses:
             ):
                 return "a loss of its own may join the records of a lot"
         return None
+
+    def _hides_layers(self, call: ast.Call, name: str) -> bool:
+        """Whether a call makes, or gives to a model of Keras, layers that stand elsewhere."""
+        named = [item.value or call.func for item in self.script.bindings_of(call.func)]
+        for path in map(self.script.module_path, named or [call.func]):
+            made = path.rpartition(".")[2]
+            if ".applications." in path and made[:1].isupper():
+                return not made.startswith(NAMES["plain_applications"])
+        base = self.kinds.kinds(getattr(call.func, "value", call.func))
+        holds = name.endswith("Sequential") or (name == "add" and "model" in base)
+        given = [part for item in call.args[:1] for part in getattr(item, "elts", [item])]
+        makers = [getattr(self.values.origin_of(part) or part, "func", part) for part in given]
+        known = ("tensorflow", "keras", "tensorflow_privacy")
+        return name in NAMES["unread_models"] or (holds and any(
+            self.script.is_imported(part) and not self.script.comes_from(part, known)
+            for part in makers))  # fmt: skip
 
     def _of_private_call(self, call: ast.Call) -> str | None:
         if self.kinds.library is OPACUS:
@@ -707,7 +749,12 @@ class Uses:
 def may_know_seed(kinds: ObjectKinds, node: ast.expr) -> bool:
     """Whether a reference to a function that seeds generators may give a seed that others know."""
     values, script, call = kinds.values, kinds.script, kinds.script.parents[node]
-    path, known = script.module_path(node), last_name(node) in NAMES["seeds"]
+    path, name = script.module_path(node), last_name(node) or ""
+    foreign = isinstance(call, ast.Call) and call.func is node and bool(path) and (
+        package_of(path) not in NAMES["numerical_packages"]
+    )  # fmt: skip
+    known = name in NAMES["seeds"] or (foreign and any(
+        part in name.lower() for part in ("seed", "determinis")))  # fmt: skip
     own = isinstance(node, ast.Name) and not script.is_imported(node)
     torch = not kinds.library.key.startswith(("tensorflow", "jax", "optax", "objax"))
     other = ("tensorflow.random.", "jax.random.") if torch else ()
@@ -737,7 +784,15 @@ def _is_secret(values: Evaluator, seed: ast.expr | None) -> bool:
         case ast.Call(func=function):
             return values.script.module_path(function) in NAMES["entropy"]
         case ast.Attribute() | ast.Subscript():
-            return values.known_value(made) is None and not values.script.module_path(made)
+            options = [
+                keywords_of(item)
+                for item in values.script.calls_to("add_argument")
+                if option_destination(item) == last_name(made)
+            ]
+            defaults = [item["default"] for item in options if "default" in item]
+            unknown = values.known_value(made) is None and not values.script.module_path(made)
+            return unknown and all(getattr(item, "value", item) is None or _is_secret(values, item)
+                                   for item in defaults)  # fmt: skip
     return made is None
 
 

@@ -169,6 +169,44 @@ def test_layers_losses_and_hooks_of_keras_keep_records_apart(text: str, code: st
     assert is_right(script, faulty=code is not None)
 
 
+KERAS_MODEL = """\
+import tensorflow as tf
+import tensorflow_hub as hub
+from tensorflow.keras import layers
+from tensorflow.keras.applications import EfficientNetB0, VGG16
+from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras import DPKerasSGDOptimizer
+{model}
+# affidavit: adjacency=zero_out dataset_size=50000 target_delta=1e-5
+optimizer = DPKerasSGDOptimizer(
+    l2_norm_clip=1.0, noise_multiplier=1.1, num_microbatches=50, learning_rate=0.1)
+model.compile(optimizer=optimizer, loss=tf.keras.losses.SparseCategoricalCrossentropy(
+    from_logits=True, reduction=tf.keras.losses.Reduction.NONE))
+(x_train, y_train), (x_test, y_test) = tf.keras.datasets.cifar10.load_data()
+model.fit(x_train, y_train, epochs=1, batch_size=50)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "is_read"),
+    [
+        ("model = tf.keras.Sequential([layers.Flatten(), layers.Dense(10)])", True),
+        ("model = VGG16(weights=None, classes=10)", True),
+        ("model = EfficientNetB0(weights=None, classes=10)", False),
+        ("make = EfficientNetB0\nmodel = make(weights=None)", False),
+        ("model = tf.keras.applications.resnet50.ResNet50(weights=None)", False),
+        ("base = tf.keras.applications.MobileNetV2()\n"
+         "model = tf.keras.Sequential([base, layers.Dense(10)])", False),
+        ("model = tf.keras.models.clone_model(tf.keras.applications.DenseNet121())", False),
+        ("model = tf.keras.Sequential([layers.experimental.SyncBatchNormalization()])", False),
+        ("model = tf.keras.Sequential([hub.KerasLayer('a', trainable=True)])", False),
+        ("model = tf.keras.Sequential()\nmodel.add(hub.KerasLayer('a', trainable=True))", False),
+        ("model = tf.keras.models.load_model('a.h5')", False),
+    ],
+)  # fmt: skip
+def test_layers_of_keras_that_are_not_read_are_asked_about(model: str, is_read: bool) -> None:
+    assert is_stopped(KERAS_MODEL.format(model=model)) is not is_read
+
+
 OPTAX = """\
 import jax, optax
 tx = {tx}

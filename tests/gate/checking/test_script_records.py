@@ -687,3 +687,101 @@ def test_a_function_that_steps_and_calls_itself_is_followed_to_an_end() -> None:
     )
     loop = "for x, y in loader:\n    update(x, y)\n"
     assert importer.read((HEAD + "data = Rows(X)\n" + PRIVATE + update + loop).encode()) is not None
+
+
+TABLE = """\
+import numpy as np
+import pandas as pd
+import torch
+from opacus import PrivacyEngine
+from sklearn.model_selection import train_test_split
+from torch.utils.data import DataLoader, TensorDataset
+df = pd.read_csv("adult.csv")
+y = df["income"].values
+X = df.drop(columns=["income"])
+{line}
+X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2)
+train = TensorDataset(torch.tensor(X_train), torch.tensor(y_train))
+loader = DataLoader(train, batch_size=256, shuffle=True)
+model = torch.nn.Linear(9, 1)
+criterion = torch.nn.BCEWithLogitsLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+# affidavit: adjacency=zero_out dataset_size=36177 target_delta=1e-5
+model, optimizer, loader = PrivacyEngine().make_private(
+    module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+for epoch in range(5):
+    for x, t in loader:
+        optimizer.zero_grad()
+        criterion(model(x), t).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X = (X - X.mean()) / X.std()",
+        "X = X / X.max()",
+        "X = pd.get_dummies(X)",
+        "top = X.max()\nX = X / top",
+        "def scaled(z):\n    return z / z.std()\nX = scaled(X)",
+    ],
+)
+def test_an_answer_where_records_are_split_does_not_cover_how_they_were_made(line: str) -> None:
+    text = TABLE.format(line=line)
+    answered = text.replace("test_size=0.2)", "test_size=0.2)  # affidavit: harmless=splits")
+    assert is_stopped(text)
+    assert is_stopped(answered)
+    asked = importer.read(text.encode())
+    assert asked is not None
+    lines = text.splitlines()
+    for use in asked.open_uses:
+        lines[use.line - 1] += "  # affidavit: harmless=of_public_records"
+    assert not is_stopped("\n".join(lines))
+
+
+SEEDED = """\
+import argparse
+import config
+import torch
+from monai.utils import set_determinism
+from opacus import PrivacyEngine
+from torchvision import datasets
+from utils import fix_seed
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int{default})
+args = parser.parse_args()
+{seed}
+train = datasets.MNIST("data", train=True)
+loader = torch.utils.data.DataLoader(train, batch_size=64)
+model = torch.nn.Linear(784, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = torch.nn.CrossEntropyLoss()
+# affidavit: adjacency=zero_out target_delta=1e-5
+model, optimizer, loader = PrivacyEngine().make_private(
+    module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+for epoch in range(3):
+    for x, t in loader:
+        optimizer.zero_grad()
+        criterion(model(x), t).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "default", "is_secret"),
+    [
+        ("torch.manual_seed(args.seed)", "", True),
+        ("torch.manual_seed(args.seed)", ", default=None", True),
+        ("torch.manual_seed(args.seed)", ", default=config.SEED", False),
+        ("fix_seed(args.seed)", "", True),
+        ("fix_seed(args.seed)", ", default=config.SEED", False),
+        ("fix_seed(42)", "", False),
+        ("set_determinism(seed=42)", "", False),
+        ("torch.use_deterministic_algorithms(True)", "", True),
+    ],
+)
+def test_a_seed_that_the_repository_holds_is_asked_about(
+    seed: str, default: str, is_secret: bool
+) -> None:
+    assert is_stopped(SEEDED.format(seed=seed, default=default)) is not is_secret
