@@ -140,7 +140,7 @@ def _update(digest: Any, value: Any) -> None:
     if torch is not None and isinstance(value, torch.Tensor):
         item = local_part(value.detach())
         digest.update(f"{item.dtype} {tuple(item.shape)} ".encode())
-        if item.numel():
+        if item.numel() and not item.is_meta:
             flat = item.cpu().contiguous().reshape(-1)
             digest.update(flat.view(torch.uint8).numpy().tobytes())
     elif hasattr(value, "tobytes"):
