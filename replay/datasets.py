@@ -468,7 +468,7 @@ class Records:
     def _watched_batch(
         self, fetcher: Any, event: Event, masked: tuple[int, list[int]] | None
     ) -> Iterator[None]:
-        """Note which record is the longest of a batch, and leave the masked one out of it.
+        """Note the longest and the shortest record of a batch, and leave the masked one out of it.
 
         That one is read all the same, because reading may draw.
         """
@@ -476,8 +476,9 @@ class Records:
 
         def collated(items: list[Any]) -> Any:
             lengths = list(map(length_of, items))
-            if lengths and lengths.count(max(lengths)) == 1:
-                event["longest"] = event["records"][lengths.index(max(lengths))]
+            for name, length in zip(("longest", "shortest"), (max, min), strict=True):
+                if lengths and lengths.count(length(lengths)) == 1:
+                    event[name] = event["records"][lengths.index(length(lengths))]
             self.masked = masked
             return collate(items if masked is None else [items[order] for order in masked[1]])
 

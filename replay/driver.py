@@ -467,9 +467,9 @@ def _located(
 def _neighbours(first: Record, count: int) -> list[Neighbour]:
     """Choose records, the first to be changed in all ways, and mix all records last.
 
-    Preferred are one that a release reads twice, one that is longer than the others of its lot, the
-    first of the first lot, the last of the last, one of the second, one that another loader reads,
-    and one that nothing reads.
+    Preferred are one that a release reads twice, one that is longer than the others of its lot, one
+    that is shorter, the first of the first lot, the last of the last, one of the second, one that
+    another loader reads, and one that nothing reads.
     """
     private = first["data"]["private"]
     if not private:
@@ -500,7 +500,10 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     lots = [[tuple(item) for item in event["records"]] for event in events if event["is_private"]]
     inside = {item for lot in lots for item in lot}
     read = {tuple(item) for event in events for item in event["records"] if item[0] in whole}
-    longest = {tuple(event["longest"]) for event in events if "longest" in event} & inside
+    longest, shortest = (
+        {tuple(event[name]) for event in events if name in event} & inside
+        for name in ("longest", "shortest")
+    )
     twice = [
         tuple(item) for lot in lots_before_releases(first) for item in lot if lot.count(item) > 1
     ]
@@ -509,6 +512,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     for group in (
         twice,
         longest,
+        shortest,
         *(lot[:1] for lot in lots[:1]),
         *(lot[-1:] for lot in lots[-1:]),
         *lots[1:2],
