@@ -79,6 +79,17 @@ def changing(name: str, where: str, subject: str, texts: dict[str, str]) -> Faul
     return Fault(name, texts, "state_differs", where, subject)
 
 
+def outside(name: str, module: str, term: str, subject: str) -> Fault:
+    """A ``module`` outside of the model that a ``term`` of the losses trains without noise."""
+    return changing(f"outside: {name}", "other.step()", subject, {
+        PREPARED: f"    made = {module}\n"
+        "    other = torch.optim.SGD(made.parameters(), lr=0.1)\n",
+        LOSS: f"(losses_of(z := private(x), y) + {term}).mean()",
+        STEPPED: "        other.step()\n",
+    })  # fmt: skip
+
+
+LOSS = "losses_of(private(x), y).mean()"
 HEAD = "head = nn.Linear(1, 1)\n    other = torch.optim.SGD(head.parameters(), lr=0.1)\n"
 STRAYING_FAULTS = [
     # test_straying_loops, TERMS
@@ -96,6 +107,18 @@ STRAYING_FAULTS = [
     mixing("term: shared weight", LOSSES, "losses = losses / (1 + losses.detach().sum())"),
     mixing("term: number of records", LOSSES, "losses = losses / len(z) / 4"),
     mixing("term: place", LOSSES, "losses = losses * torch.linspace(-1, 1, len(z))"),
+    mixing("term: mean of labels now and then", TARGETS,
+        "y = 0.7 * y + 0.3 * y.flip(0) if torch.rand(()) < 0.5 else y"),
+    # test_straying_loops, FOREIGN
+    outside("head", "nn.Linear(1, 1)", "made(z[:, None]).squeeze(1)", "Linear.weight"),
+    outside("discriminator", "nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))",
+        "functional.softplus(made(z[:, None]).squeeze(1))", "Sequential.0.weight"),
+    outside("convolution", "nn.Conv1d(1, 1, 1)", "made(z[:, None, None]).flatten()",
+        "Conv1d.weight"),
+    outside("table", "nn.Embedding(2, 1)", "made((z > 0).long()).squeeze(1) * z",
+        "Embedding.weight"),
+    outside("prototypes", "nn.ParameterList([nn.Parameter(torch.ones(2))])",
+        "z * made[0].sum()", "ParameterList.0"),
     # test_changing_loops, IN_VALUES
     mixing("value: number", TARGETS, "z = 0.1 * z / float(z.detach().abs().mean())"),
     mixing("value: clamped", TARGETS, "z = z.clamp(max=float(z.detach().mean()))"),
@@ -110,6 +133,9 @@ STRAYING_FAULTS = [
         BETWEEN: "        h, self.queue = h + self.queue.mean(), h.detach().mean(0)\n",
     }, "record_outside_lot", "optimizer.step()"),
     mixing("value: hook of an activation", BETWEEN, "h.register_hook(lambda g: g - g.mean(0))"),
+    mixing("value: hook of a layer's output", MADE,
+        "self.second.register_forward_hook(\n"
+        "    lambda m, i, o: o.register_hook(lambda g: g - g.mean(0)) and None)"),
     mixing("value: norm of all gradients", BETWEEN, "h.register_hook(lambda g: g / g.norm())"),
     mixing("value: hook of the losses", LOSSES,
         "losses.register_hook(lambda g: g * losses.detach().mean())"),
@@ -139,6 +165,32 @@ STRAYING_FAULTS = [
     }, "sensitivity_exceeded", "optimizer.step()"),
     mixing("model: more rows of one record", BETWEEN,
         "h = h[(torch.arange(len(h)) - (x[:, 0] > 1).long()).clamp(min=0)]"),
+    mixing("model: rows that a mask picks", INPUTS,
+        "mask = torch.zeros(len(x), 3, dtype=torch.bool)\n"
+        "mask[:, 0] = True\n"
+        "mask[0, 1], mask[-1, 0] = x[0, 0] > 0, x[0, 0] <= 0\n"
+        "x = x[:, :, None].expand(-1, -1, 3)[mask]"),
+    Fault("model: centring before a parameter of its own", {
+        MADE: "        self.scale = nn.Parameter(torch.ones(6))\n",
+        BETWEEN: "        h = (h - h.mean(0)) * self.scale\n",
+    }, "records_mixed", "optimizer.step()"),
+    Fault("model: time before records", {
+        INPUTS: "        x = x[:, :, None].expand(-1, -1, 3).transpose(0, 1)\n",
+        ".squeeze(1)\n\n\ndef losses": ".mean((0, 2))\n\n\ndef losses",
+    }, "sensitivity_exceeded", "optimizer.step()"),
+    Fault("model: both of a pair are clipped", {
+        LOSS: "sum(losses_of(z, y).mean() for z in private(torch.cat([x, -x])).chunk(2))",
+    }, "sensitivity_exceeded", "optimizer.step()"),
+    Fault("loop: a layer that normalises later", {
+        STEPPED: "        if step == 1:\n"
+        "            norm = nn.BatchNorm1d(6, affine=False, track_running_stats=False)\n"
+        "            model.second = nn.Sequential(model.second, norm)\n",
+    }, "records_mixed", "optimizer.step()"),
+    changing("loop: frozen statistics that thaw", "h = self.norm(h)", "Net.norm.running_mean", {
+        MADE: "        self.norm = nn.BatchNorm1d(6, affine=False).eval()\n",
+        BETWEEN: "        h = self.norm(h)\n",
+        STEPPED: "        model.norm.train()\n",
+    }),
     Fault("model: records in one row", {
         INPUTS: "        x = x[None]\n",
         ".squeeze(1)\n\n\ndef losses": ".flatten()\n\n\ndef losses",
@@ -150,7 +202,7 @@ STRAYING_FAULTS = [
     mixing("loop: mixup of the batch", BEGUN, "x, y = (x + x.flip(0)) / 2, (y + y.flip(0)) / 2"),
     mixing("loop: mixup in place", BEGUN, "x.copy_(x.flip(0) + x)"),
     Fault("loop: a term of the batch beside", {
-        "losses_of(private(x), y).mean()":
+        LOSS:
         "losses_of(z := private(x), y).mean() + 100 * z.var()",
     }, "sensitivity_exceeded", "optimizer.step()"),
     Fault("loop: a hook that compares records", {
@@ -166,6 +218,19 @@ STRAYING_FAULTS = [
         "    return nn.utils.rnn.pad_sequence(x, batch_first=True), torch.stack(y)\n\n\n"
         "def main():",
         ".squeeze(1)\n\n\ndef losses": ".mean((1, 2))\n\n\ndef losses",
+    }, "records_mixed", "optimizer.step()"),
+    Fault("loop: rows cut to the shortest record", {
+        "TensorDataset(X, Y), batch_size=16)": "rows, batch_size=16, collate_fn=cut)",
+        "    loader =": "    rows = [\n"
+        "        (torch.randn(1 + i % 7, 3, generator=generator), Y[i]) for i in range(80)\n"
+        "    ]\n"
+        "    loader =",
+        "def main():": "def cut(items):\n"
+        "    x, y = zip(*items)\n"
+        "    shortest = min(map(len, x))\n"
+        "    return torch.stack([item[:shortest] for item in x]), torch.stack(y)\n\n\n"
+        "def main():",
+        ".squeeze(1)\n\n\ndef losses": ".sum((1, 2))\n\n\ndef losses",
     }, "records_mixed", "optimizer.step()"),
     Fault("loop: a collate_fn that mixes", {
         "batch_size=16)": "batch_size=16, collate_fn=blended)",
@@ -231,3 +296,34 @@ STRAYING_FAULTS = [
         INPUTS: "        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))\n",
     }),
 ]  # fmt: skip
+
+HONEST: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "a parameter of its own": {
+        MADE: "        self.scale = nn.Parameter(torch.ones(6))\n",
+        BETWEEN: "        h = h * self.scale\n",
+    },
+    "two losses of a batch": {LOSS: f"{LOSS} + {LOSS}"},
+}
+
+STOPPED: dict[str, dict[str, str]] = {
+    "batch norm": {
+        MADE: "        self.norm = nn.BatchNorm1d(6)\n",
+        BETWEEN: "        h = self.norm(h)\n",
+    },
+    "spectral norm": {
+        MADE: "        self.second = nn.utils.parametrizations.spectral_norm(self.second)\n",
+    },
+    "a layer is made trainable": {
+        "    engine =": "    model.first.requires_grad_(False)\n    engine =",
+        STEPPED: "        model.first.requires_grad_(True)\n",
+    },
+    "another head": {
+        STEPPED: "        if step == 0:\n"
+        "            model.last = nn.Linear(6, 1)\n"
+        "            optimizer.add_param_group({'params': list(model.last.parameters())})\n",
+    },
+    "a step without a loss": {READY: "        optimizer.zero_grad()\n"},
+    "a step more": {STEPPED: "        optimizer.step()\n"},
+}
+"""Faults of tests/trainer/loop with which Opacus stops by itself."""

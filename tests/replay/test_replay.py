@@ -19,7 +19,7 @@ from tests.replay.conftest import Replay
 from tests.replay.faults import Fault, parameters
 from tests.replay.opacus_loop import FAULTS, LOOP
 from tests.replay.plain_loop import PLAIN, PLAIN_FAULTS
-from tests.replay.straying_loop import STRAYING, STRAYING_FAULTS
+from tests.replay.straying_loop import HONEST, STOPPED, STRAYING, STRAYING_FAULTS
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "train.py"]
@@ -199,10 +199,19 @@ def test_a_fault_that_the_trainer_stops_is_named(replay: Replay, fault: Fault) -
     assert fault.is_named(record, loop), to_text(record)
 
 
-@pytest.mark.soak
-def test_the_honest_loop_of_these_is_not_refuted(replay: Replay) -> None:
-    record = replay(STRAYING, 4)
+@pytest.mark.by_turns
+@pytest.mark.parametrize("name", HONEST)
+def test_the_honest_loops_of_these_are_not_refuted(replay: Replay, name: str) -> None:
+    record = replay(Fault(name, HONEST[name], "").planted(STRAYING), 4)
     assert record.verdict == "not_refuted", to_text(record)
+
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_fault_that_opacus_stops_is_no_replay(replay: Replay, name: str) -> None:
+    with pytest.raises(ReplayRefused) as refused:
+        replay(Fault(name, STOPPED[name], "").planted(STRAYING))
+    assert refused.value.code == "loop_failed"
 
 
 @pytest.mark.parametrize("fault", parameters(PLAIN_FAULTS))
