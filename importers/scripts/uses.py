@@ -336,8 +336,8 @@ class Uses:
                 return not made.startswith(NAMES["plain_applications"])
         base = self.kinds.kinds(getattr(call.func, "value", call.func))
         holds = name.endswith("Sequential") or (name == "add" and "model" in base)
-        given = [part for item in call.args[:1] for part in getattr(item, "elts", [item])]
-        makers = [getattr(self.values.origin_of(part) or part, "func", part) for part in given]
+        layers = [part for item in call.args[:1] for part in getattr(item, "elts", [item])]
+        makers = [getattr(self.values.origin_of(part) or part, "func", part) for part in layers]
         known = ("tensorflow", "keras", "tensorflow_privacy")
         return name in NAMES["unread_models"] or (holds and any(
             self.script.is_imported(part) and not self.script.comes_from(part, known)
