@@ -133,11 +133,37 @@ def _watched_gradient(
             state.bound = float(made.l2_norm_bound)
             are_arrays = all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
             with jax.disable_jit(False):
-                return (compiled if are_arrays else function)(*args, **kwargs)
+                if not are_arrays:
+                    return function(*args, **kwargs)
+                return _evaluated(jax, compiled, state.recorder, args, kwargs)
 
         return dataclasses.replace(made, **{field: gradient})
 
     return clipped_grad
+
+
+def _evaluated(
+    jax: Any, compiled: Any, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a compiled function, or return what the first run's call with the same arrays did.
+
+    Most lots have no changed record. Constants are in the text of the program, or beside it; what
+    it calls back or writes to is not, and a generator's keys have no values that can be stored.
+    """
+    traced = compiled.trace(*args, **kwargs)
+    text = traced.lower().as_text()
+    arrays = jax.tree.leaves((args, kwargs, traced.jaxpr.consts))
+    results, structure = jax.tree.flatten(traced.out_info)
+    has_keys = any(
+        jax.numpy.issubdtype(item.dtype, jax.dtypes.extended) for item in (*arrays, *results)
+    )
+    if has_keys or traced.jaxpr.effects or "callback" in text:
+        return compiled(*args, **kwargs)
+    values = recorder.once(
+        f"gradient {digest_of([text, *map(np.asarray, arrays)])}",
+        lambda: [np.asarray(leaf) for leaf in jax.tree.leaves(compiled(*args, **kwargs))],
+    )
+    return jax.tree.unflatten(structure, map(jax.numpy.asarray, values))
 
 
 def _watched_noise(

@@ -206,7 +206,8 @@ class Recorder:
             "lines": self.lines.to_json(),
             **values,
         }
-        (self.out / COMPUTED).write_bytes(pickle.dumps(self._computed))
+        if self._first is None:
+            (self.out / COMPUTED).write_bytes(pickle.dumps(self._computed))
         (self.out / "record.json").write_text(json.dumps(record))
 
 
