@@ -92,11 +92,9 @@ def _read(file: str, root: str) -> tuple[str | None, frozenset[str]]:
     before, after = raw.lower().split(b".py")[:-1], raw.lower().split(b"-m")[1:]
     names = [PROGRAM.search(part[-MAX_NAME:]) for part in before]
     modules = [MODULE.match(part[:MAX_NAME]) for part in after]
-    programs = frozenset(
-        [f"{match[0].decode('utf-8', 'replace').lower()}.py" for match in names if match]
-        + [match[1].decode().rpartition(".")[2] for match in modules if match]
-    )
-    return (None if len(raw) > MAX_FILE else raw.decode("utf-8", "replace")), programs
+    files = {f"{match[0].decode('utf-8', 'replace').lower()}.py" for match in names if match}
+    files |= {match[1].decode().rpartition(".")[2] for match in modules if match}
+    return (None if len(raw) > MAX_FILE else raw.decode("utf-8", "replace")), frozenset(files)
 
 
 def _files(folder: Path, most: int) -> Iterator[str]:
@@ -107,11 +105,7 @@ def _files(folder: Path, most: int) -> Iterator[str]:
         at = (folder / place).resolve()
         if at.is_relative_to(root):
             below = [path for path in _paths_in(str(at)) if os.path.basename(path)[0] != "."]
-            for inner in (
-                str(at),
-                *(str(at / name) for name in HIDDEN_FOLDERS),
-                *below,
-            ):
+            for inner in (str(at), *(str(at / name) for name in HIDDEN_FOLDERS), *below):
                 seen |= dict.fromkeys(_paths_in(inner))
     yield from itertools.islice((path for path in seen if Path(path).is_file()), most)
 

@@ -193,9 +193,7 @@ class ObjectKinds:
         match iterable, target:
             case ast.Call(func=ast.Name(id="enumerate"), args=[of, *_]), ast.Tuple(elts=[_, item]):
                 self._bind_elements(item, of)
-            case ast.Call(func=ast.Name(id="zip"), args=of), ast.Tuple(elts=to) if len(of) == len(
-                to
-            ):
+            case ast.Call(ast.Name("zip"), of), ast.Tuple(to) if len(of) == len(to):
                 for item, inner in zip(to, of, strict=True):
                     self._bind_elements(item, inner)
             case ast.Tuple() | ast.List(), _:
@@ -417,11 +415,9 @@ class ObjectKinds:
         base, name = self.kinds(node.value), node.attr
         if name in ("__name__", "__class__"):
             return NOTHING
-        stores = self.script.stored_attributes.get(name, [])
-        made = [Binding(item) for item in stores]
-        own = whole(frozenset().union(
-            *(self.bound[item.node] for item in self._after_private_call(node, made))
-        ))  # fmt: skip
+        made = [*map(Binding, self.script.stored_attributes.get(name, ()))]
+        reaching = self._after_private_call(node, made)
+        own = whole(frozenset().union(*(self.bound[item.node] for item in reaching)))
         if base == {"model"} and name in NAMES["settings"]:
             return own
         if base & {"model", "private", "optimizer"} and name in NAMES["gradients"]:
@@ -607,9 +603,7 @@ class ObjectKinds:
                 return taken
             case "width":
                 match call.args[1:2]:
-                    case [ast.Tuple(elts=[width]) | ast.List(elts=[width])] if not self.kinds(
-                        width
-                    ):
+                    case [ast.Tuple([width]) | ast.List([width])] if not self.kinds(width):
                         return computed(*passed)
                 return as_value(taken)
             case "loss":
@@ -748,9 +742,7 @@ def _parts_of(value: ast.AST | None, key: object, *, inside: bool) -> list[ast.e
             pass
         case ast.Dict(keys=keys, values=values) if inside:
             pairs = zip(keys, values, strict=True)
-            items = [
-                item for name, item in pairs if None in (key, own := _key_of(name)) or own == key
-            ]
+            items = [o for name, o in pairs if None in (key, own := _key_of(name)) or own == key]
     return [part for item in items for part in _parts_of(item, None, inside=inside)]
 
 

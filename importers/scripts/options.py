@@ -202,9 +202,8 @@ def _default_of(values: Evaluator, value: ast.expr) -> Any:
 def read_dataset_length(values: Evaluator, call: ast.Call) -> Any:
     """Read ``len(x)`` of a torchvision training set; raises ``Unreadable``."""
     script = values.script
-    if not isinstance(call.func, ast.Name) or call.func.id != "len" or len(call.args) != 1:
-        return None
-    if script.resolve("len", script.tree)[1]:
+    plain = ast.unparse(call.func) == "len" and not script.resolve("len", script.tree)[1]
+    if not plain or len(call.args) != 1:
         return None
     node = call.args[0]
     if isinstance(node, ast.Attribute) and node.attr == "dataset":

@@ -127,24 +127,18 @@ class ScriptPlanReader(Quantities):
     def _drawn_from(self) -> Iterator[ast.expr]:
         """Yield the iterables, and the arrays with an index, that lots are drawn from."""
         steps = optimizer_steps(self.values)
-        around = (loop for step in steps for loop in enclosing_loops(self.values, step))
-        loops = dict.fromkeys(around)
+        loops = {loop: 0 for step in steps for loop in enclosing_loops(self.values, step)}
         for loop in loops:
             if isinstance(loop, ast.For):
                 yield loop.iter
             for node in ast.walk(loop):
-                if (
-                    isinstance(node, ast.Subscript)
-                    and isinstance(node.ctx, ast.Load)
-                    and isinstance(node.value, ast.Name)
-                    and not isinstance(node.slice, ast.Constant)
-                    and self.values.known_value(node.value) is None
-                    and all(
-                        loops.keys().isdisjoint(self.script.ancestors(place))
-                        for place in self.script.places_of(node.value)
-                    )
-                ):
-                    yield node.value
+                match node:
+                    case ast.Subscript(ast.Name() as base, slice=at, ctx=ast.Load()):
+                        around = map(self.script.ancestors, self.script.places_of(base))
+                        varies = not isinstance(at, ast.Constant)
+                        drawn = varies and self.values.known_value(base) is None
+                        if drawn and all(map(loops.keys().isdisjoint, around)):
+                            yield base
         for call in self.script.calls:
             fits = last_name(call.func) == "fit"
             yield from call.args[:2] if fits else ()
@@ -307,21 +301,15 @@ class ScriptPlanReader(Quantities):
     def find_faults(self, lot: Any) -> None:
         """Add the obligations that the library or the training loop breaks."""
         for find_fault in FAULT_FINDERS:
-            key = find_fault.__name__.removeprefix("find_")
-            if self.is_poisson is not False or FAULTS[key].schemes is None:
-                self._add_fault(key, find_fault(self.values))
+            self._add_fault(find_fault.__name__.removeprefix("find_"), find_fault(self.values))
         if self.library.trains:
-            self.open_uses, known = find_uses(
-                self.kinds, self.call, self.questions(), draws_lots=self.is_poisson is not False
-            )
+            draws, others = self.is_poisson is not False, self.questions()
+            self.open_uses, known = find_uses(self.kinds, self.call, others, draws_lots=draws)
             for node, key in known:
-                if self.is_poisson is not False or FAULTS[key].schemes is None:
-                    self._add_fault(key, node)
+                self._add_fault(key, node)
         for rule in self.library.rules:
             needs = ((o, need) for key, need in rule.holds.items() for o in self._values_of(key))
-            failing = [
-                value for value, need in needs if not satisfies_requirement(value, need, lot)
-            ]
+            failing = [o for o, need in needs if not satisfies_requirement(o, need, lot)]
             if failing and all(isinstance(value, Unreadable) for value in failing):
                 line = self.call.lineno
                 use = OpenUse(line=line, message=f"line {line}: {rule.broken.message}")
@@ -362,9 +350,10 @@ class ScriptPlanReader(Quantities):
                 yield node, BY_METRIC if other else "data_dependent_stop"
 
     def _add_fault(self, key: str, node: ast.AST | None) -> None:
-        """Add a fault with the line of ``node``, unless it is there or ``node`` is None."""
+        """Add a fault of the lots with the line of ``node``, unless it is there or it is None."""
         fault = FAULTS[key]
-        if node is not None and all(fault.code != other.code for other in self.broken):
+        holds = node is not None and (self.is_poisson is not False or fault.schemes is None)
+        if holds and all(fault.code != other.code for other in self.broken):
             message = f"line {getattr(node, 'lineno', '?')}: {fault.message}"
             line = getattr(node, "lineno", None)
             self.broken.append(fault.model_copy(update={"message": message, "line": line}))

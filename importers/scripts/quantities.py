@@ -209,8 +209,7 @@ class Quantities:
             return None
         if value is None or (name == "max_steps" and value == -1):
             return None
-        fits = isinstance(value, bool) if kind is bool else is_number(value)
-        if not fits:
+        if not (isinstance(value, bool) if kind is bool else is_number(value)):
             self.unread[pointer] = f"{name}={source_text(node)} is not a {kind.__name__}."
             return None
         self.lines.append((pointer, line))

@@ -24,9 +24,7 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
     script, todo, takers = kinds.script, list[ast.expr](), NAMES["row_code_takers"]
     for node in script.nodes:
         match node:
-            case ast.keyword(arg=str(name), value=value) if _is_transform(name) or (
-                name == "collate_fn"
-            ):
+            case ast.keyword(str(name), value) if name == "collate_fn" or _is_transform(name):
                 todo.append(value)
             case ast.Attribute(attr=name, ctx=ast.Store()) if _is_transform(name):
                 todo += filter(None, [getattr(script.parents[node], "value", None)])
