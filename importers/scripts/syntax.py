@@ -338,8 +338,10 @@ def parse_script(source: str | bytes) -> ast.Module:
     """Parse a script into a normalized syntax tree; raises what ``ast.parse`` raises."""
     tree = ast.parse(source)
     nodes, parents = _nodes_and_parents(tree)
+    own = any(name == "dict" for node in nodes for name, _ in _bound_by(node, parents))
     for node in reversed(nodes):
-        if isinstance(node, ast.Call | ast.Expr) and (other := _normalized(node)) is not node:
+        other = _normalized(node) if isinstance(node, ast.Call | ast.Expr) else node
+        if other is not node and not (own and isinstance(other, ast.Dict)):
             replace_child(parents[node], node, other)
     return tree
 
@@ -376,21 +378,18 @@ def replace_child(outer: ast.AST, node: ast.AST, other: ast.AST) -> None:
 
 
 def _normalized(node: ast.AST) -> ast.AST:
-    """Rewrite ``getattr`` and ``setattr`` calls as attributes and assignments."""
+    """Rewrite ``getattr``, ``setattr`` and ``dict`` as attributes, assignments and literals."""
     match node:
-        case ast.Call(func=ast.Name(id="vars"), args=[ast.Call(func=ast.Attribute() as made)]) if (
-            made.attr == "parse_args"
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=items) if not unpacks(node):
+            keys: list[ast.expr | None] = [ast.Constant(item.arg) for item in items]
+            return ast.copy_location(ast.Dict(keys, [item.value for item in items]), node)
+        case ast.Call(ast.Name("vars"), [ast.Call(ast.Attribute(attr="parse_args")) as made]):
+            return made  # by whose names nothing else holds the options
+        case ast.Call(ast.Name("getattr"), [of, ast.Constant(str(key)), *_]) if key.isidentifier():
+            return ast.copy_location(ast.Attribute(of, key, ast.Load()), node)
+        case ast.Expr(ast.Call(ast.Name("setattr"), [base, ast.Constant(str(name)), value])) if (
+            name.isidentifier()
         ):
-            return node.args[0]  # by whose names nothing else holds the options
-        case ast.Call(
-            func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), *_]
-        ) if name.isidentifier():
-            return ast.copy_location(ast.Attribute(base, name, ast.Load()), node)
-        case ast.Expr(
-            value=ast.Call(
-                func=ast.Name(id="setattr"), args=[base, ast.Constant(value=str(name)), value]
-            )
-        ) if name.isidentifier():
             target = ast.Attribute(base, name, ast.Store())
         case _:
             return node
