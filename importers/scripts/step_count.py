@@ -28,7 +28,8 @@ def count_passes(values: Evaluator) -> Passes:
     """Count the passes that the script makes; raises ``Unreadable``."""
     script = values.script
     for node in script.nodes:
-        if isinstance(node, ast.Attribute) and node.attr in ("step", "train_step", "fit"):
+        names = ("step", "train_step", "fit")
+        if isinstance(node, ast.Attribute) and node.attr in names and not _counts(script, node):
             called = getattr(script.parents[node], "func", None) is node
             counts = called if node.attr == "step" else node.attr in script.functions
             step = script.parents[node] if called else node
@@ -42,6 +43,13 @@ def count_passes(values: Evaluator) -> Passes:
     several = f"step() is called in several places (lines {lines})"
     why = several if steps else "no step of the private optimiser is in this file"
     raise Unreadable([*steps, script.tree][0], why)
+
+
+def _counts(script: Script, node: ast.Attribute) -> bool:
+    """Whether an attribute of ``self`` only holds numbers, as in ``self.step += 1``."""
+    holders = [script.parents[item] for item in script.stored_attributes.get(node.attr, ())]
+    numbers = (isinstance(getattr(item, "value", None), ast.Constant) for item in holders)
+    return last_name(node.value) == "self" and bool(holders) and all(numbers)
 
 
 def find_resumed_run(values: Evaluator) -> ast.AST | None:
@@ -200,9 +208,7 @@ def _only_call(values: Evaluator, function: ast.AST) -> ast.AST:
 def _iterations(values: Evaluator, iterable: ast.expr) -> float | None:
     """Return the iterations of a loop, or None for one pass over the private loader."""
     match iterable:
-        case ast.Call(func=function, args=[first, *rest]) if (
-            last_name(function) in COUNTED_ITERABLES
-        ):
+        case ast.Call(function, [first, *rest]) if last_name(function) in COUNTED_ITERABLES:
             root, builtin = root_of(function), last_name(function) in ("range", "enumerate")
             places = values.script.places_of(root) if isinstance(root, ast.Name) else [root]
             if any(builtin or not isinstance(place, ast.alias) for place in places):
