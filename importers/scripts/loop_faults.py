@@ -74,8 +74,8 @@ def find_accumulated_lots(values: Evaluator) -> ast.AST | None:
                 return outer
         if loop is None or place is None:
             continue
-        for node in ast.walk(loop):
-            if isinstance(node, ast.Continue) and place.lineno < node.lineno < step.lineno:
+        for node in [item for item in ast.walk(loop) if isinstance(item, ast.Continue)]:
+            if place.lineno < node.lineno < step.lineno and not is_left_out(values, node):
                 return node
     return None
 
@@ -136,10 +136,8 @@ def find_joined_records(values: Evaluator) -> ast.AST | None:
         called += [] if refused and not _is_applied(values.script, call) else [call]
     for call in values.script.calls_to(*NAMES["axis_layers"]):
         named = keywords_of(call)
-        axis = next(
-            (named[key] for key in ("dim", "axis", "start_dim") if key in named),
-            next(iter(call.args), None),
-        )
+        axes = [named[key] for key in ("dim", "axis", "start_dim") if key in named]
+        axis = next(iter(axes or call.args), None)
         called += [call] if values.known_value(axis) == 0 else []
     return next((call for call in called if not is_left_out(values, call)), None)
 

@@ -162,12 +162,21 @@ class OpacusPlanReader(ScriptPlanReader):
         inner: ast.AST = self.call
         for outer in self.script.ancestors(self.call):
             if isinstance(outer, ast.Try) and inner in outer.body:
-                for end in (handler.body[-1] for handler in outer.handlers):
-                    called = last_name(getattr(getattr(end, "value", None), "func", end))
-                    if not (isinstance(end, ast.Raise) or called in ("exit", "_exit", "quit")):
-                        return True
+                ends = [handler.body[-1] for handler in outer.handlers]
+                if outer.finalbody or not all(map(self._stops, ends)):
+                    return True
             inner = outer
         return False
+
+    def _stops(self, end: ast.stmt) -> bool:
+        """Whether no step runs after a last statement, or its own private call is made."""
+        if isinstance(end, ast.If):
+            return bool(end.orelse) and self._stops(end.body[-1]) and self._stops(end.orelse[-1])
+        value, scope = getattr(end, "value", None), self.script.scope_of(end)
+        if isinstance(end, ast.Return) and value is None:
+            return all(self.script.scope_of(o) is scope for o in optimizer_steps(self.values))
+        called = last_name(getattr(value, "func", end)) in ("exit", "_exit", "quit")
+        return isinstance(end, ast.Raise) or called or value in self.values.elsewhere
 
     def _is_ghost(self) -> bool:
         """Whether gradients may be clipped by a second backward pass."""
@@ -236,10 +245,8 @@ class OpacusPlanReader(ScriptPlanReader):
             self._calibrate(plan, lots, calibrate)
         if lots is not None and scheme == "poisson" and size % lot and not self._is_guarded():
             # make_private samples with 1/⌈N/B⌉; every pass has that many steps.
-            plan["sampling"] = {
-                "scheme": scheme,
-                "probability": math.nextafter(1 / (fewest or 1), 1),
-            }
+            rate = math.nextafter(1 / (fewest or 1), 1)
+            plan["sampling"] = {"scheme": scheme, "probability": rate}
             if plan.get("epochs"):
                 plan["steps"] = math.ceil(plan.pop("epochs") * lots)
         return plan

@@ -26,6 +26,7 @@ from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import (
     enclosing_loops,
     optimizer_steps,
+    passes_around,
     runs_once,
     unwrap_iterable,
 )
@@ -81,9 +82,8 @@ def _lines_of(script: Script, node: ast.AST) -> range:
     """Return the lines of the statement of a node, without the statements inside it."""
     outer = next(o for o in (node, *script.ancestors(node)) if isinstance(o, ast.stmt | ast.Module))
     body = getattr(outer, "body", None)
-    ends = getattr(outer, "end_lineno", 1)
-    last = body[0].lineno - 1 if isinstance(body, list) and body else ends
-    first = getattr(outer, "lineno", 1)
+    first, last = getattr(outer, "lineno", 1), getattr(outer, "end_lineno", 1)
+    last = body[0].lineno - 1 if isinstance(body, list) and body else last
     return range(first, max(first, last or first) + 1)
 
 
@@ -283,7 +283,8 @@ class Uses:
 
     def _starts_program(self, call: ast.Call, name: str) -> bool:
         """Whether a call starts a program that may train, or release records."""
-        known, packages = NAMES["other_programs"], ("os", "subprocess", "pty")
+        known = NAMES["other_programs"]
+        starts = self.script.comes_from(call.func, ("os", "subprocess", "pty"))
         if name == "get_ipython":  # whose shell runs programs, files and texts by its methods
             outer = self.script.parents[self.script.parents[call]]
             if not isinstance(outer, ast.Call) or not isinstance(outer.func, ast.Attribute):
@@ -293,9 +294,7 @@ class Uses:
                 known = NAMES["plain_magics"]
             elif name not in ("system", "getoutput"):
                 return True
-        elif name not in NAMES["program_starters"] or not self.script.comes_from(
-            call.func, packages
-        ):
+        elif name not in NAMES["program_starters"] or not starts:
             return False
         first = call.args[0] if call.args else keywords_of(call).get("args")
         if isinstance(first, ast.List | ast.Tuple) and first.elts:
@@ -309,8 +308,8 @@ class Uses:
             return None
         if name == "Lambda" or self._hides_layers(call, name):
             return "a layer of its own, or that is not read, may join the records of a lot"
-        compiles = self.script.calls_to("compile")
-        if name != "compile" or call is not max(compiles, key=lambda item: item.lineno):
+        compiles = filter(self._may_train, self.script.calls_to("compile"))
+        if call is not max(compiles, key=lambda item: item.lineno, default=None):
             return None
         rule, loss = (keywords_of(call).get(key, next(iter(call.args[i : i + 1]), None))
                       for i, key in enumerate(("optimizer", "loss")))  # fmt: skip
@@ -342,6 +341,17 @@ class Uses:
         return name in NAMES["unread_models"] or (holds and any(
             self.script.is_imported(part) and not self.script.comes_from(part, known)
             for part in makers))  # fmt: skip
+
+    def _may_train(self, compiled: ast.Call) -> bool:
+        """Whether a model may train after a call of ``compile``, and not only be evaluated."""
+        script, scope, names = self.script, self.script.scope_of(compiled), NAMES["other_training"]
+        fits = [node for node in script.nodes
+                if isinstance(node, ast.Attribute) and node.attr in ("fit", *names)]  # fmt: skip
+        once = self.values.attempt(passes_around, self.values, compiled) or ()
+        return not fits or once[:2] != ("steps", 1) or any(
+            node.lineno > compiled.lineno or script.scope_of(node) is not scope
+            or getattr(script.parents[node], "func", None) is not node for node in fits
+        )  # fmt: skip
 
     def _of_private_call(self, call: ast.Call) -> str | None:
         if self.kinds.library is OPACUS:
@@ -392,9 +402,8 @@ class Uses:
                 return f"{name} of the {own} is not a use that is understood"
             if (why := self._taken(use, passed)) is not None:
                 return why
-            if name == "load_state_dict" and not any(
-                "model" in self.kinds.kinds(item) for _, item in passed
-            ):
+            of_model = any("model" in self.kinds.kinds(item) for _, item in passed)
+            if name == "load_state_dict" and not of_model:
                 return "the weights that it loads may be of records"
             foreign = kind == "model" and name.endswith("_") and self._reads_elsewhere
             if foreign and any(self.kinds.sources.imported(part)
@@ -706,9 +715,7 @@ class Uses:
         function, test = self.script.scope_of(node), self.kinds.deciding(node)
         layer = function in self.kinds.layers
         match node:
-            case ast.Return(value=ast.expr() as value) if layer and (
-                "value" in self.kinds.kinds(value)
-            ):
+            case ast.Return(ast.expr() as value) if layer and "value" in self.kinds.kinds(value):
                 return "a layer may join the records of a lot"
             case ast.Raise(exc=ast.expr() as carried) if self.kinds.kinds(carried) & (
                 (HANDLES | {"lots"}) - {"scheduler", "criterion"}

@@ -196,14 +196,31 @@ class Evaluator:
             return self.sides.get(test)
         if test not in self._decided:
             self._decided[test] = None  # while it is being decided
-            if isinstance(test, ast.BoolOp):
-                parts, whole = set(map(self.decided, test.values)), isinstance(test.op, ast.Or)
-                holds = whole if whole in parts else None if None in parts else not whole
-            else:
-                value = self.try_evaluate(test)
-                holds = None if isinstance(value, Unreadable | Record | list) else bool(value)
-            self._decided[test] = holds
+            self._decided |= {test: self._decide(test)}
         return self._decided[test]
+
+    def _decide(self, test: ast.expr) -> bool | None:
+        match test:
+            case ast.BoolOp(op=op, values=parts):
+                results, whole = set(map(self.decided, parts)), isinstance(op, ast.Or)
+                return whole if whole in results else None if None in results else not whole
+            case ast.Compare(
+                ast.BinOp(turn, ast.Mod(), every), [ast.Eq() | ast.NotEq() as op], [ast.Constant(0)]
+            ) if self.known_value(every) == 1 and self._is_turn(turn):
+                return isinstance(op, ast.Eq)
+        value = self.try_evaluate(test)
+        return None if isinstance(value, Unreadable | Record | list) else bool(value)
+
+    def _is_turn(self, node: ast.expr) -> bool:
+        """Whether a number is that of a loop's turn, or of a later one."""
+        if isinstance(node, ast.BinOp) and isinstance(self.known_value(node.right), int):
+            node = node.left if isinstance(node.op, ast.Add) else node
+        place = getattr(self.script.binding_of(node), "node", node)
+        loop, name = self.script.parents.get(place), "range"
+        if isinstance(loop, ast.Tuple) and loop.elts[0] is place:
+            loop, name = self.script.parents[loop], "enumerate"
+        function = getattr(getattr(loop, "iter", None), "func", None)
+        return last_name(function or node) == name and not self.script.places_of(function)
 
     def assume_runs(self, call: ast.AST, depth: int = 0) -> bool:
         """Assume the options and conditions with which a call runs; return whether it runs once."""
@@ -247,10 +264,8 @@ class Evaluator:
     def _binding(self, node: ast.Name) -> tuple[Scope, Binding]:
         """Return the only binding of a name, if it always runs first; raises ``Unreadable``."""
         scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-        if self.private_statement is not None:
-            bindings = [
-                b for b in bindings if self.private_statement not in self.script.ancestors(b.node)
-            ]
+        private = self.private_statement
+        bindings = [b for b in bindings if {private}.isdisjoint(self.script.ancestors(b.node))]
         bindings = self._running(bindings)
         line = getattr(bindings[0].node, "lineno", 0) if bindings else 0
         stars = self.script.bindings.get((scope, "*"), ())
@@ -305,8 +320,6 @@ class Evaluator:
                 names = [getattr(key, "value", None) for key in keys]
                 texts = all(isinstance(name, str) for name in names)
                 items = dict(zip(names, values, strict=True)) if texts else {None: made}
-            case ast.Call(func=ast.Name(id="dict"), args=[]):
-                items = {one.arg: one.value for one in made.keywords}
             case ast.IfExp(body=body, orelse=other):
                 either = (self._unpacked_items(ast.keyword(None, part)) for part in (body, other))
                 others += (one for part in either for one in part)
@@ -451,9 +464,8 @@ class Evaluator:
         if isinstance(value, ast.Name) and value.id == "self":
             return self._own_attribute(node, name)
         if name == "FLAGS":
-            return self._try_readers(
-                ast.Call(ast.Name(name), [], []), node, "it is not absl's FLAGS"
-            )
+            flags = ast.Call(ast.Name(name), [], [])
+            return self._try_readers(flags, node, "it is not absl's FLAGS")
         record = self.evaluate(value)
         if not isinstance(record, Record):
             raise Unreadable(node, "it is an attribute of an unknown object")
@@ -501,9 +513,7 @@ class Evaluator:
             case ast.Name(id=name) as function, args if name in BUILTINS and args:
                 if not (node.keywords or self.script.bindings_of(function)):
                     return self.apply(node, BUILTINS[name], [self.evaluate(arg) for arg in args])
-            case ast.Attribute(value=value, attr="get"), [inside, *other] if (
-                not node.keywords and len(other) < 2
-            ):
+            case ast.Attribute(value, "get"), [inside, *other] if not (node.keywords or other[1:]):
                 record = self.try_evaluate(value)
                 if isinstance(record, Record) and record.kind in ("dict", "file"):
                     key = self.evaluate(inside)

@@ -230,3 +230,104 @@ def test_a_scaler_is_no_training(lines: str, steps: bool) -> None:
     assert partial is not None
     assert ("epochs" in partial.data) is not steps
     assert bool(questions(text)) is steps
+
+
+def turns(
+    test: str, every: int = 1, loop: str = "i, (x, y) in enumerate(lots)", before: str = "pass"
+) -> str:
+    body = f"{before}\n        if {test}:\n            {{}}"
+    body = body.format("continue\n        optimizer.step()" if "!=" in test else "optimizer.step()")
+    text = script(step=body, turn="learn(model, lots, optimizer, args.eps)")
+    text = text.replace("x, y in lots", loop).replace("optimizer):", "optimizer, every):")
+    return text.replace("int, default=4)\n    parser.add_argument(\"--mode", (
+        f"int, default={every})\n    parser.add_argument(\"--mode"))  # fmt: skip
+
+
+TURNS = ["(i + 1) % every == 0", "i % every == 0 or i == len(lots) - 1", "(i + 1) % every != 0"]
+
+
+def faults(text: str) -> set[str]:
+    partial = importer.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    return {item.code for item in partial.broken if item.adjacencies is None}
+
+
+@pytest.mark.parametrize("test", TURNS)
+def test_a_step_for_each_lot_accumulates_none(test: str) -> None:
+    assert questions(turns(test)) == 0
+    assert "accumulated_lots" in faults(turns(test, every=2))
+    Path("run.sh").write_text("python train.py --eps 2\n")
+    assert "accumulated_lots" in faults(turns(test))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        turns("i % 1 == 0", before="i = i / 2"),
+        turns("(i + 0.5) % 1 == 0"),
+        turns("(i / 2) % 1 == 0"),
+        turns("i % 1 == 1"),
+        turns("x % 1 == 0"),
+        turns("i % 1 == 0", loop="i, (j, (x, y)) in zip([0.5, 1] * 99, enumerate(lots))"),
+        turns("i % 1 == 0").replace(
+            "def learn", "def enumerate(lots):\n    return lots\n\ndef learn"
+        ),
+    ],
+)
+def test_a_step_for_some_lots_accumulates_the_others(text: str) -> None:
+    assert questions(text) > 0
+
+
+def test_a_dictionary_call_is_a_literal_unless_the_script_defines_its_own() -> None:
+    text = script(before="settings = dict(sigma=0.7)")
+    text = text.replace("noise_multiplier=sigma", "noise_multiplier=settings['sigma']")
+    partial = importer.read(text.encode(), Path(), name="train.py")
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 0.7
+    own = text.replace("pass\n", "def dict(sigma):\n    return {'sigma': 0.1}\n", 1)
+    partial = importer.read(own.encode(), Path(), name="train.py")
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 0.1
+
+
+def tried(handler: str, *, here: bool = True) -> str:
+    loop = "for x, y in lots:\n            optimizer.zero_grad()\n            "
+    loop += "F.cross_entropy(model(x), y).backward()\n            optimizer.step()"
+    text = script(step="optimizer.step()" if not here else "pass", turn=loop if here else LEARN)
+    call = text[text.index("model, optimizer, lots = engine") : text.index("max_grad_norm")]
+    return text.replace(call, f"try:\n            {call}").replace(
+        "max_grad_norm=1.0)\n", f"max_grad_norm=1.0)\n        except ValueError:\n{handler}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("handler", "here", "stops"),
+    [
+        ("            return", True, True),
+        ("            return", False, False),  # the caller may go on
+        ("            return model", True, False),
+        ("            pass", True, False),
+        ("            if args.eps:\n                raise", True, False),
+        ("            if args.eps:\n                raise\n            else:\n"
+         "                exit(1)", True, True),
+        ("            return\n        finally:\n            LEARN", True, False),
+    ],
+)  # fmt: skip
+def test_a_handler_that_stops_skips_no_private_call(handler: str, here: bool, stops: bool) -> None:
+    assert ("private_call_skipped" in faults(tried(handler, here=here))) is not stops
+
+
+COUNTER = """class Log:
+    def __init__(self):
+        self.step = 0
+
+    def tell(self):
+        self.step += 1
+        print(self.step)
+"""
+
+
+def test_an_attribute_that_counts_is_no_step() -> None:
+    assert questions(script(top=COUNTER, before="log = Log()", turn=f"{LEARN}; log.tell()")) == 0
+    other = COUNTER.replace("self.step += 1", "self.step = other.step")
+    assert questions(script(top=other, before="log = Log()", turn=f"{LEARN}; log.tell()")) > 0

@@ -527,3 +527,27 @@ def test_a_sampler_beside_a_plan_draws_the_plan_s_lots() -> None:
     assert sampling == {"scheme": "poisson", "probability": 0.1}
     with pytest.raises(MalformedPlan, match="draws balls_in_bins lots, and not poisson lots"):
         importer.read(text.format("BallsInBinsSampling").encode())
+
+
+AGAIN = "model.compile(optimizer='sgd')\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "trains"),
+    [
+        (USED + AGAIN + "model.evaluate(xt, yt)\n", False),
+        (USED + AGAIN + FIT, True),
+        (USED + AGAIN + "model.train_on_batch(x, y)\n", True),
+        ("again = model.fit\n" + USED + AGAIN + "again(x, y)\n", True),
+        ("for turn in range(2):\n    " + USED.replace("\n", "\n    ") + AGAIN, True),
+        ("def run(first):\n    if first:\n        model.compile(optimizer=o)\n    "
+         + FIT + "    " + AGAIN + "run(True)\nrun(False)\n", True),
+        ("def learn():\n    " + FIT + "model.compile(optimizer=o)\nlearn()\n" + AGAIN
+         + "learn()\n", True),
+    ],
+)  # fmt: skip
+def test_a_model_may_be_compiled_again_only_to_be_evaluated(end: str, trains: bool) -> None:
+    made = "import tensorflow as tf\nmodel = tf.keras.Sequential([tf.keras.layers.Dense(10)])\n"
+    partial = importer.read((KERAS + made + OPTIMIZER + end).encode())
+    assert partial is not None
+    assert ("other_optimizer" in {item.code for item in partial.broken}) is trains
