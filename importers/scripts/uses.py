@@ -454,7 +454,21 @@ class Uses:
                if "private" in self.kinds.kinds(owner) or step in self.values.updates]  # fmt: skip
         near = any(place is None or (self.script.scope_of(step) is scope
                    and innermost_loop(self.script, step) is place) for step in own)  # fmt: skip
+        if (loop := self._lot_loop(call)) is not None:
+            for part in self.kinds.sources.made_of(call):
+                if isinstance(part, ast.expr) and "loss" in self.kinds.kinds(part):
+                    # What adds to a name keeps what it was.
+                    sets = [item for item in self.script.places_of(part) if not isinstance(
+                        self.script.parents[item], ast.AugAssign)]  # fmt: skip
+                    if sets and not any(loop in self.script.ancestors(item) for item in sets):
+                        return "its loss may be of earlier lots"
         return None if near or not steps else "it forms gradients outside of the private step"
+
+    def _lot_loop(self, node: ast.AST) -> ast.AST | None:
+        """Return the innermost loop over lots around a node."""
+        return next((outer for outer in loops_around(self.script, node) if any(
+            self.kinds.kinds(part) & {"data", "lots"} for part in ast.walk(outer)
+            if isinstance(part, ast.expr))), None)  # fmt: skip
 
     def _taken(self, use: Use, passed: Passed) -> str | None:
         """Say why an argument is not one that a use may be given."""
@@ -632,9 +646,7 @@ class Uses:
         """Whether a loop reads a part of a lot before it sets it: that of an earlier turn."""
         if not self.kinds.kinds(node) & {"lot", "rows", "loss"}:
             return False
-        loop = next((outer for outer in loops_around(self.script, node) if any(
-            self.kinds.kinds(part) & {"data", "lots"} for part in ast.walk(outer)
-            if isinstance(part, ast.expr))), None)  # fmt: skip
+        loop = self._lot_loop(node)
         around = {item: [*self.script.ancestors(item)] for item in self.script.places_of(node)}
         stores = [item for item, outer in around.items() if loop in outer
                   and not any(isinstance(other, ast.comprehension) for other in outer)]  # fmt: skip

@@ -785,3 +785,31 @@ def test_a_seed_that_the_repository_holds_is_asked_about(
     seed: str, default: str, is_secret: bool
 ) -> None:
     assert is_stopped(SEEDED.format(seed=seed, default=default)) is not is_secret
+
+
+CARRIED = (
+    SEEDED.replace("{seed}", "pass")
+    .replace("{default}", "")
+    .replace("for epoch in range(3):\n", "for epoch in range(3):\n    {before}\n")
+    .replace(
+        "        criterion(model(x), t).backward()\n", "        {lot}\n        {loss}.backward()\n"
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "lot", "loss", "is_fresh"),
+    [
+        ("pass", "all = [criterion(model(x), t)]", "sum(all)", True),
+        ("pass", "total = 0; total += criterion(model(x), t)", "total", True),
+        ("all = []", "all.append(criterion(model(x), t))", "sum(all)", False),
+        ("all = dict(a=[])", "all['a'].append(criterion(model(x), t))", "sum(all['a'])", False),
+        ("total = torch.zeros(())", "total += criterion(model(x), t)", "total", False),
+        ("total = 0", "total = total + criterion(model(x), t)", "total", False),
+    ],
+)
+def test_losses_of_earlier_lots_are_no_part_of_a_step(
+    before: str, lot: str, loss: str, is_fresh: bool
+) -> None:
+    text = CARRIED.format(before=before, lot=lot, loss=loss)
+    assert is_stopped(text) is not is_fresh
