@@ -105,9 +105,10 @@ class Uses:
             match node:
                 case ast.Call():
                     why = self.of_call(node)
-                    for origin in self._origins_of_values(node) if why else ():
+                    origins, explained = self._origins_of_values(node) if why else ([], False)
+                    for origin in origins:
                         yield origin, f"it computes records that line {node.lineno} takes"
-                        why = None
+                    why = None if explained else why
                 case ast.Expr(value=ast.Call() as call):
                     why = self.of_effect(call)
                 case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS and not (
@@ -156,11 +157,11 @@ class Uses:
             if why is not None:
                 yield node, why
 
-    def _origins_of_values(self, call: ast.Call) -> list[ast.expr]:
-        """Return what computes the values of records that a call takes for records."""
+    def _origins_of_values(self, call: ast.Call) -> tuple[list[ast.expr], bool]:
+        """Return what computes the values that a call takes for records, and if that is all."""
         use, script = find_function(self.script, call), self.script
         if last_name(call.func) != "fit" and (use is None or "data" not in use.gives):
-            return []
+            return [], False
 
         def values(items: Iterable[ast.AST | None]) -> list[ast.expr]:
             exprs = (item for item in items if isinstance(item, ast.expr))
@@ -175,8 +176,10 @@ class Uses:
         while new:
             known |= new
             new = {part for part in parts if known & {*inputs[part]}} - known
+        # What computes itself, as in a loop, is asked about beside what takes it.
+        circular = [part for part in parts if part not in known and isinstance(part, ast.Call)]
         runs = all(is_reached(script, o) and not is_left_out(self.values, o) for o in origins)
-        return origins if runs and known >= {*parts} else []
+        return origins + circular, runs and bool(origins) and known >= {*parts}
 
     def of_call(self, call: ast.Call) -> str | None:
         """Say why a call is no understood use, if it is none."""

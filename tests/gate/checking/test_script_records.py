@@ -725,6 +725,8 @@ for epoch in range(5):
         "X = pd.get_dummies(X)",
         "top = X.max()\nX = X / top",
         "def scaled(z):\n    return z / z.std()\nX = scaled(X)",
+        "for i in range(2):\n    X = X / X.max()",
+        "if len(df) > 3:\n    X = X / X.sum()",
     ],
 )
 def test_an_answer_where_records_are_split_does_not_cover_how_they_were_made(line: str) -> None:
