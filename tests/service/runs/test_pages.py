@@ -10,6 +10,7 @@ from urllib.parse import quote
 from affidavit.evidence import check_conformance
 from affidavit.trust import read_envelope
 from tests.service.runs.conftest import ON_SQLITE, Yard
+from tests.support.polling import wait_until
 from tests.support.run_records import record_of
 
 
@@ -80,6 +81,8 @@ def test_the_record_behind_a_verdict_and_its_bundle_can_be_had(yard: Yard) -> No
     for prefix, ending in (("/v1", ""), ("", ".jsonl")):
         sent = yard.ask("GET", f"{prefix}/runs/{first['run']}/record{ending}", "audit")
         assert sent.content == record.content.encode()
+    # The certificate is in the log soon after it is issued.
+    wait_until(lambda: "log" in yard.ask("GET", f"{path}/bundle", "audit").json())
     bundles = [
         yard.ask("GET", where, who).json()
         for where, who in (
