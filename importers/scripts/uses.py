@@ -171,15 +171,11 @@ class Uses:
         parts = values(part for item in taken for part in self.kinds.sources.made_of(item))
         inputs = {part: values((*ast.iter_child_nodes(part), *(
             item.value for item in script.bindings_of(part)))) for part in parts}  # fmt: skip
-        origins = [part for part in parts if not inputs[part]]
-        known, new = set[ast.expr](), {*origins}
-        while new:
-            known |= new
-            new = {part for part in parts if known & {*inputs[part]}} - known
-        # What computes itself, as in a loop, is asked about beside what takes it.
-        circular = [part for part in parts if part not in known and isinstance(part, ast.Call)]
+        # An answer about one says nothing of what is computed from it.
+        computed = [part for part in parts if isinstance(part, ast.Call | ast.BinOp)]
+        origins = computed + [part for part in parts if not inputs[part] and part not in computed]
         runs = all(is_reached(script, o) and not is_left_out(self.values, o) for o in origins)
-        return origins + circular, runs and bool(origins) and known >= {*parts}
+        return origins, runs and bool(origins)
 
     def of_call(self, call: ast.Call) -> str | None:
         """Say why a call is no understood use, if it is none."""

@@ -742,6 +742,11 @@ def test_an_answer_where_records_are_split_does_not_cover_how_they_were_made(lin
     assert not is_stopped("\n".join(lines))
 
 
+def test_an_answer_about_values_does_not_cover_what_is_computed_of_them() -> None:
+    text = TABLE.format(line='y = df["income"].str.len()\ny = y / y.max()')
+    assert is_stopped(text.replace(".str.len()", ".str.len()  # affidavit: harmless=by_row"))
+
+
 SEEDED = """\
 import argparse
 import config
