@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from affidavit.importers.scripts import importer
 from affidavit.plan import MalformedPlan
@@ -62,6 +65,17 @@ def is_stopped(text: str) -> bool:
 def is_right(text: str, *, faulty: bool) -> bool:
     """Whether a faulty script is stopped, and no fault is found in another."""
     return is_stopped(text) if faulty else not codes_of(text)
+
+
+def questions(text: str, is_read: Callable[[Mapping[str, Any]], bool]) -> int:
+    """How many things keep a script from being certified; one is that its plan is not read."""
+    try:
+        partial = importer.read(text.encode(), Path(), name="train.py")
+    except MalformedPlan as error:
+        return len(error.reasons)
+    assert partial is not None
+    faults = [item for item in partial.broken if item.adjacencies is None]
+    return len(faults) + len(partial.open_uses) + (not is_read(partial.data))
 
 
 def with_names(text: str) -> str:
