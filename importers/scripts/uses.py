@@ -50,7 +50,7 @@ from affidavit.importers.scripts.use_table import (
     find_method,
     words_of,
 )
-from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
+from affidavit.importers.scripts.values import MAX_DEPTH, Evaluator, is_left_out, source_text
 
 Passed = list[tuple[int | str, ast.expr]]
 KNOWN_SEED = "a reader of the seed knows the noise"
@@ -370,16 +370,22 @@ class Uses:
                 return "its records are computed together"
         return None
 
-    def _is_made(self, node: ast.expr, kind: str) -> bool:
+    def _is_made(self, node: ast.expr, kind: str, depth: int = 0) -> bool:
         """Whether code that is read makes an object, wherever its name gets a value."""
         root = root_of(node)
         if isinstance(root, ast.Name) and not self.script.bindings_of(root):
             return True  # an error, or what a part of a script leaves out
-        bindings = self.script.bindings_of(node) if isinstance(node, ast.Name) else []
-        values = [self.kinds.bound[item.node] for item in bindings
-                  if not (self.values.is_set_by_private_call(item.node)
-                          or isinstance(item.value, ast.Constant))]  # fmt: skip
-        return all(kind in own for own in (self.kinds.kinds(node), *values))
+        bindings = [item for item in self.script.bindings_of(node) if not (
+            self.values.is_set_by_private_call(item.node) or isinstance(item.value, ast.Constant)
+        )] if isinstance(node, ast.Name) else []  # fmt: skip
+        kinds = self.kinds.kinds(node), *(self.kinds.bound[item.node] for item in bindings)
+        for made in (node, *(item.value for item in bindings)):
+            if isinstance(made, ast.Call) and (use := find_function(self.script, made)):
+                wraps = use.gives == kind and "0" in use.takes.get(kind, "").split()
+                inner = next((item for _, item in arguments_of(made)), node)
+                if wraps and (depth > MAX_DEPTH or not self._is_made(inner, kind, depth + 1)):
+                    return False  # a copy, or a wrapper, of what is not read
+        return all(kind in own for own in kinds)
 
     def _of_method(self, call: ast.Call, base: Kinds, name: str, passed: Passed) -> str | None:
         known = {"data", "lots"} | ({"loss"} if name == "backward" else NOTHING)

@@ -551,3 +551,44 @@ def test_a_model_may_be_compiled_again_only_to_be_evaluated(end: str, trains: bo
     partial = importer.read((KERAS + made + OPTIMIZER + end).encode())
     assert partial is not None
     assert ("other_optimizer" in {item.code for item in partial.broken}) is trains
+
+
+WRAPPED = """\
+import copy
+import torch
+from model import create_model
+from opacus import PrivacyEngine
+from opacus.validators import ModuleValidator
+from peft import get_peft_model
+from torchvision import datasets
+loader = torch.utils.data.DataLoader(datasets.MNIST("data", train=True), batch_size=64)
+{made}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = torch.nn.CrossEntropyLoss()
+# affidavit: adjacency=zero_out target_delta=1e-5
+model, optimizer, loader = PrivacyEngine().make_private(
+    module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+for epoch in range(3):
+    for x, t in loader:
+        optimizer.zero_grad()
+        criterion(model(x), t).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("maker", ["torch.nn.Linear(784, 10)", "create_model()"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        "model = {maker}",
+        "model = {maker}\nmodel = ModuleValidator.fix(model)",
+        "model = ModuleValidator.fix({maker})",
+        "net = {maker}\nmodel = copy.deepcopy(net)",
+        "net = {maker}\nmodel = get_peft_model(net, None)",
+    ],
+)
+def test_a_copy_or_wrapper_of_a_model_that_is_not_read_is_asked_about(
+    made: str, maker: str
+) -> None:
+    text = WRAPPED.format(made=made.format(maker=maker))
+    assert is_stopped(text) is (maker == "create_model()")
