@@ -31,7 +31,14 @@ from affidavit.importers.scripts.row_kinds import (
     shape_of,
     size_at,
 )
-from affidavit.importers.scripts.syntax import Binding, keywords_of, last_name, names_in, unpacks
+from affidavit.importers.scripts.syntax import (
+    LAYER_PACKAGES,
+    Binding,
+    keywords_of,
+    last_name,
+    names_in,
+    unpacks,
+)
 from affidavit.importers.scripts.use_table import (
     HANDLES,
     SECRETS,
@@ -126,7 +133,7 @@ class ObjectKinds:
             case ast.For() | ast.comprehension():
                 self._bind_elements(node.target, node.iter)
             case ast.Return(value=ast.expr() as value):
-                self.returned[self.script.scope_of(node)] |= self.kinds(value)
+                self.returned[self.script.scope_of(node)] |= self.kinds(value) | self._decided(node)
             case ast.Call():
                 self._pass_arguments(node)
             case ast.FunctionDef(args=spec) | ast.Lambda(args=spec):
@@ -134,7 +141,7 @@ class ObjectKinds:
                     if (default := default_of(node, arg.arg)) is not None:
                         self.bound[arg] |= self.kinds(default)
 
-    def _decided(self, target: ast.expr) -> Kinds:
+    def _decided(self, target: ast.AST) -> Kinds:
         return NOTHING if self.deciding(target) is None else VALUE
 
     def _bind(self, target: ast.expr, kinds: Kinds, value: ast.expr | None) -> None:
@@ -307,6 +314,9 @@ class ObjectKinds:
         owners = {item: self.script.parents[item]
                   for item in self.script.functions.get(last_name(function) or "", ())}  # fmt: skip
         if isinstance(function, ast.Attribute):
+            base = self.values.origin_of(function.value) if owners else None
+            if isinstance(base, ast.Call) and self.script.comes_from(base.func, LAYER_PACKAGES):
+                return []
             return [item for item, owner in owners.items() if isinstance(owner, ast.ClassDef)]
         made = self.script.places_of(function)
         return [item for item, owner in owners.items() if item in made or owner in made]
@@ -418,7 +428,7 @@ class ObjectKinds:
         made = [*map(Binding, self.script.stored_attributes.get(name, ()))]
         reaching = self._after_private_call(node, made)
         own = whole(frozenset().union(*(self.bound[item.node] for item in reaching)))
-        if base == {"model"} and name in NAMES["settings"]:
+        if base == {"model"} and name in (*NAMES["settings"], *NAMES["sizes"]):
             return own
         if base & {"model", "private", "optimizer"} and name in NAMES["gradients"]:
             return VALUE

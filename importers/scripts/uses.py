@@ -20,7 +20,7 @@ from affidavit.importers.scripts.conditions import is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
 from affidavit.importers.scripts.options import option_destination
-from affidavit.importers.scripts.repository import modules_of
+from affidavit.importers.scripts.repository import leading_definitions, modules_of
 from affidavit.importers.scripts.row_code import uses_of_row_code
 from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
 from affidavit.importers.scripts.step_count import (
@@ -60,7 +60,8 @@ def find_uses(
     kinds: ObjectKinds, call: ast.Call, others: Iterable[tuple[ast.AST, str]], *, draws_lots: bool
 ) -> tuple[tuple[OpenUse, ...], list[tuple[ast.AST, str]]]:
     """Return the uses that are not understood, by line, with ``others``, and keys of faults."""
-    questions, faults = dict[int, OpenUse](), list[tuple[ast.AST, str]]()
+    questions, faults = dict[ast.AST, dict[str, int]](), list[tuple[ast.AST, str]]()
+    """What is asked of each statement, which one comment answers."""
     values, script = kinds.values, kinds.script
     followed = not script.dynamic and is_reached(script, call)
     reached = cache(lambda scope: is_reached(script, next(ast.iter_child_nodes(scope), scope)))
@@ -73,14 +74,20 @@ def find_uses(
         if why in FAULTS:
             faults.append((node, why))
         else:
-            message = f"line {line}: {source_text(node)}: {why}."
-            questions.setdefault(line, OpenUse(line=line, message=message))
-    return tuple(questions[line] for line in sorted(questions)), faults
+            asked = questions.setdefault(_statement_of(script, node), {})
+            asked.setdefault(f"line {line}: {source_text(node)}: {why}", line)
+    uses = [OpenUse(line=min(asked.values()), message="; ".join(asked) + ".")
+            for asked in questions.values()]  # fmt: skip
+    return tuple(sorted(uses, key=lambda use: use.line)), faults
+
+
+def _statement_of(script: Script, node: ast.AST) -> ast.AST:
+    return next(o for o in (node, *script.ancestors(node)) if isinstance(o, ast.stmt | ast.Module))
 
 
 def _lines_of(script: Script, node: ast.AST) -> range:
     """Return the lines of the statement of a node, without the statements inside it."""
-    outer = next(o for o in (node, *script.ancestors(node)) if isinstance(o, ast.stmt | ast.Module))
+    outer = _statement_of(script, node)
     body = getattr(outer, "body", None)
     first, last = getattr(outer, "lineno", 1), getattr(outer, "end_lineno", 1)
     last = body[0].lineno - 1 if isinstance(body, list) and body else last
@@ -191,8 +198,10 @@ class Uses:
             return f"it is given the {words_of(other)}" if other else None
         builtin = isinstance(function, ast.Name) and not self.script.bindings_of(function)
         tells = name in NAMES["tells"] and not self.kinds.functions(function)
+        numerical = self.script.comes_from(function, NAMES["numerical_packages"])
+        tells |= numerical and not isinstance(self.script.parents[call], ast.Expr)
         tells = tells and not (base | taken) & HANDLES
-        if not tells and (test := self.kinds.deciding(call)) is not None:
+        if not tells and (test := self._deciding(call)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
         callee, named = self.kinds.kinds(function), not isinstance(function, ast.Attribute)
         if named and callee & SECRETS:
@@ -729,7 +738,7 @@ class Uses:
 
     def of_exit(self, node: ast.AST) -> str | None:
         """Say why records may decide, or leave by, where the script goes on."""
-        function, test = self.script.scope_of(node), self.kinds.deciding(node)
+        function, test = self.script.scope_of(node), self._deciding(node)
         layer = function in self.kinds.layers
         match node:
             case ast.Return(ast.expr() as value) if layer and "value" in self.kinds.kinds(value):
@@ -738,13 +747,60 @@ class Uses:
                 (HANDLES | {"lots"}) - {"scheduler", "criterion"}
             ):
                 return "what catches it gets private objects"
-            case ast.Assert(test=condition):
-                # Before any record is used, it checks their form.
-                decides = self.kinds.kinds(condition) & SECRETS and not self.kinds.runs_before(node)
+            case ast.Assert(test=condition) if not self.kinds.runs_before(node):
+                decides = self.kinds.kinds(condition) & SECRETS
                 return "records decide whether it goes on" if decides else None
+            case ast.Assert() | ast.Raise() if self.kinds.runs_before(node):
+                return None  # before any record is used, it checks their form
+            case ast.Return() if test is not None and self._only_computes(function):
+                return None  # what it returns is a value of records
             case ast.Return() | ast.Break() if self._leaves_lot(node):
                 return "a lot that BatchMemoryManager splits may not run to its end"
         return None if test is None else f"records decide where it leaves ({source_text(test)})"
+
+    def _deciding(self, node: ast.AST) -> ast.expr | None:
+        """Return what decides by records if a node runs, unless the training has ended by it."""
+        test = self.kinds.deciding(node)
+        around = [*self.script.ancestors(test)] if test is not None else []
+        for outer in self.script.ancestors(node) if around else ():
+            tried = self.script.parents.get(outer)
+            if isinstance(tried, ast.Try) and tried in around and outer not in around:
+                last = getattr(outer, "body", tried.body)[-1]
+                exits = last_name(getattr(getattr(last, "value", last), "func", last)) == "exit"
+                calls = [part for part in ast.walk(tried) if isinstance(part, ast.Call)]
+                runs = {
+                    *calls,
+                    *(item for part in calls for item in self.kinds.functions(part.func)),
+                }
+                leading = {self.kinds.call, *leading_definitions(self.script, self.kinds.call)}
+                if (exits or isinstance(last, ast.Return | ast.Raise)) and runs & leading:
+                    return None  # as with an error that nothing catches
+        return test
+
+    def _only_computes(self, code: ast.AST, inside: tuple[ast.AST, ...] = ()) -> bool:
+        """Whether a function only computes, draws and tells, without private objects."""
+        script, inside = self.script, (*inside, code)
+        for part in ast.walk(code):
+            keeps = isinstance(getattr(part, "ctx", None), ast.Store | ast.Del)
+            keeps &= isinstance(part, ast.Attribute | ast.Subscript)
+            keeps |= isinstance(part, ast.Global | ast.Nonlocal | ast.Yield | ast.YieldFrom)
+            kinds = self.kinds.kinds(part) if isinstance(part, ast.expr) else NOTHING
+            if keeps or kinds & (HANDLES - {"model"} | {"lots"}):
+                return False
+            if not isinstance(part, ast.Call) or self.kinds.draws(part.func):
+                continue
+            name, base = last_name(part.func) or "", getattr(part.func, "value", part.func)
+            own = [item for item in self.kinds.functions(part.func) if item not in inside]
+            secret = self.kinds.kinds(base) & ({*SECRETS} if base is not part.func else {"model"})
+            known = bool(secret) or not script.places_of(root_of(part.func))
+            known |= script.comes_from(part.func, NAMES["numerical_packages"])
+            computes = own or (known and not isinstance(script.parents[part], ast.Expr))
+            if own and not all(self._only_computes(item, inside) for item in own):
+                return False
+            mode = name in ("eval", "train") and "model" in self.kinds.kinds(base)
+            if name in NAMES["mutators"] or not (computes or mode or name in NAMES["tells"]):
+                return False
+        return True
 
     def _leaves_lot(self, node: ast.AST) -> bool:
         """Whether a loop over parts of lots is left, so that gradients stay for the next lot."""

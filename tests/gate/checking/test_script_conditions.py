@@ -333,3 +333,71 @@ def test_an_attribute_that_counts_is_no_step() -> None:
         questions(script(top=other, before="log = Log()", turn=f"{LEARN}; log.tell()"), is_complete)
         > 0
     )
+
+
+SCORE = """def score(model, rows):
+    hits = [(model(x).argmax(1) == y).float().mean().item() for x, y in rows]
+    if not sum(hits):
+        {leaves}
+    {rest}
+    return sum(hits) / len(hits)
+"""
+HELD = "held = DataLoader(datasets.MNIST('files', train=True), batch_size=99)"
+
+
+@pytest.mark.parametrize(
+    ("leaves", "rest", "turn", "asked"),
+    [
+        ("return 0.0", "pass", LEARN, False),
+        ("return 0.0", "print(hits)", LEARN, False),
+        ("return 0.0", "torch.save(model, 'm.pt')", LEARN, True),
+        ("return 0.0", "seen.append(1)", LEARN, True),
+        ("return 0.0", "rows.dataset.targets = hits", LEARN, True),
+        ("return 0.0", "other()", LEARN, True),
+        ("return 0.0", "torch.manual_seed(0)", LEARN, True),
+        ("return 0.0", "pass", f"if score(model, held):\n            {LEARN}", True),
+        ("raise ValueError", "pass", LEARN, True),
+    ],
+)
+def test_leaving_a_function_that_only_computes_is_no_question(
+    leaves: str, rest: str, turn: str, *, asked: bool
+) -> None:
+    top = "seen = []\ndef other():\n    torch.manual_seed(3)\n" + SCORE.format(
+        leaves=leaves, rest=rest
+    )
+    turn = f"{turn}; print(score(model, held))"
+    assert (questions(script(top=top, before=HELD, turn=turn), is_complete) > 0) is asked
+
+
+TRIED = """def safely(args):
+    try:
+        {tried}
+        return 0
+    except Exception as error:
+        print(error)
+        {handler}
+    print(args)
+def other(args):
+    return [x.mean() for x, y in DataLoader(datasets.MNIST('files'))]
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "tried", "start", "asked"),
+    [
+        ("return 1", "main(args)", "safely(args)", False),
+        ("raise", "main(args)", "safely(args)", False),
+        ("exit(1)", "main(args)", "safely(args)", False),
+        ("pass", "main(args)", "safely(args)", False),
+        ("torch.save(1, 'a')", "main(args)", "safely(args)", True),
+        ("return 1", "other(args)", "main(args); safely(args)", True),
+        ("return 1", "main(args)", "while safely(args):\n        print(args)", True),
+    ],
+)
+def test_an_error_that_ends_the_training_is_no_question(
+    handler: str, tried: str, start: str, *, asked: bool
+) -> None:
+    text = script(top=TRIED.format(tried=tried, handler=handler), start=start)
+    returned = "return [F.cross_entropy(model(x), y) for x, y in lots]"
+    text = text.replace("print(engine.get_epsilon(delta=1e-5))", returned)
+    assert (questions(text, is_complete) > 0) is asked
