@@ -47,6 +47,7 @@ from affidavit.replay.plan_comparison import execution_of, plan_findings
 from affidavit.replay.program import (
     COPIED_BYTES,
     Program,
+    OWN_BYTES,
     copy_folder,
     digest_files,
     parse_command,
@@ -136,7 +137,7 @@ class _Runner:
         if folder is None:
             work.mkdir()
         else:
-            copy_folder(folder, work)
+            copy_folder(folder, work, COPIED_BYTES if self._stopped is None else OWN_BYTES)
         out.mkdir()
         if self._before is None:
             self._before = digest_files(work)
@@ -146,8 +147,8 @@ class _Runner:
 
 
 def _is_large(path: Path) -> bool:
-    """Whether a file would be linked, and so not be writable, in a copy of its folder."""
-    return not path.is_symlink() and path.is_file() and path.stat().st_size > COPIED_BYTES
+    """Whether a file would be linked, and so not be writable, in a copy of a stopped run's."""
+    return not path.is_symlink() and path.is_file() and path.stat().st_size > OWN_BYTES
 
 
 def _failure(status: int | None, deadline: float, out: Path) -> ReplayRefused:

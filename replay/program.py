@@ -16,6 +16,8 @@ from affidavit.replay.errors import ReplayRefused
 
 COPIED_BYTES = 1 << 20
 """Larger files are linked, not copied; a run cannot write to them."""
+OWN_BYTES = 1 << 28
+"""The most in a file that a run wrote before it stopped, which those that continue it may write."""
 MOST_FILES = 20_000
 LINKED_FOLDERS = {".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"}
 
@@ -80,8 +82,11 @@ def parse_command(command: list[str], folder: str | Path) -> Program:
     )
 
 
-def copy_folder(folder: Path, target: Path) -> None:
-    """Copy ``folder``, with links to large files and environments; raises ``ReplayRefused``."""
+def copy_folder(folder: Path, target: Path, largest: int = COPIED_BYTES) -> None:
+    """Copy ``folder``, with links to environments, and to files of more than ``largest`` bytes.
+
+    Raises ``ReplayRefused``.
+    """
     count = 0
     for root, folders, files in os.walk(folder):
         place = target / Path(root).relative_to(folder)
@@ -99,7 +104,8 @@ def copy_folder(folder: Path, target: Path) -> None:
                     f"{folder} has more than {MOST_FILES} files.",
                     "Start replay in a smaller folder, and name the data by an absolute path.",
                 )
-            if source.is_file() and source.stat().st_size <= COPIED_BYTES:
+            most = COPIED_BYTES if source.is_symlink() else largest
+            if source.is_file() and source.stat().st_size <= most:
                 shutil.copy2(source, place / name)
             else:
                 (place / name).symlink_to(source.resolve())

@@ -1,8 +1,9 @@
 """A run stops before the first record that may differ, and forks for those that go on from there.
 
 What comes before it, such as imports, a model and its tokenizer, is the same in all runs, so it
-runs once. A run does not stop where a fork would share more than memory: with other threads or
-processes, a file that is open to be written, or temporary files. Only Linux tells these.
+runs once. A run does not stop where a fork would share more than memory: with other processes, a
+file that is open to be written, or temporary files; nor with threads that a fork would miss, those
+of Python or of a library that cannot be forked. Only Linux tells these.
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ import json
 import os
 import signal
 import stat
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from affidavit.replay.settings import Job
 
 STOPPED = "stopped"
 OWN_FILES = {"stderr", "compiled"}
 """What a run has in its folder of results before it ends."""
+UNFORKABLE = ("jax", "tensorflow")
+"""Libraries whose own threads a fork cannot do without."""
+SEMAPHORE = "/dev/shm/sem."
+"""Memory that forks may share, because they run one after the other: a lock, as of tqdm's bars."""
 
 _pipes: list[IO[str]] = []
 _inherited: set[str] = set()
@@ -52,6 +59,9 @@ def stop(job: Job) -> Job:
             _write(statuses, wait_for(pid, fields["deadline"]))
             continue
         os.setsid()
+        names: Any = getattr(tempfile, "_name_sequence", None)
+        if hasattr(names, "_rng_pid"):
+            names._rng_pid = os.getpid()  # else it draws a new seed for names of temporary files
         job = Job.from_json(fields["job"])
         os.chdir(Path(job.folder, below))
         return job
@@ -78,15 +88,23 @@ def _shares_memory_alone(out: Path) -> bool:
     own = Path("/proc/self")
     if not own.exists() or {path.name for path in out.iterdir()} - OWN_FILES:
         return False
-    if getattr(getattr(tempfile, "_name_sequence", None), "_rng_pid", None) == os.getpid():
-        return False  # a fork would draw a new seed for the names of temporary files
-    tasks = list((own / "task").iterdir())
-    if len(tasks) > 1 or (tasks[0] / "children").read_text().strip():
+    if threading.active_count() > 1 or any(name in sys.modules for name in UNFORKABLE):
         return False
-    if any(line.split()[1][1::2] == "ws" for line in (own / "maps").read_text().splitlines()):
+    tasks = list((own / "task").iterdir())
+    if any((task / "children").read_text().strip() for task in tasks):
+        return False
+    if any(_is_running(task) for task in tasks if int(task.name) != os.getpid()):
+        return False
+    maps = (own / "maps").read_text().splitlines()
+    if any(line.split()[1][1::2] == "ws" and SEMAPHORE not in line for line in maps):
         return False
     opened = set(os.listdir(own / "fd")) - _inherited
     return not any(_is_written(own / "fdinfo" / name) for name in opened)
+
+
+def _is_running(task: Path) -> bool:
+    """Whether a thread does something, rather than wait for work."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] != "S"
 
 
 def _is_written(info: Path) -> bool:

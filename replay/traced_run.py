@@ -99,6 +99,8 @@ def run_traced(job: Job, program: Callable[[], Any]) -> None:
 def prepare() -> None:
     """Do what takes time and is the same in all runs."""
     if "torch" in sys.modules:
+    if "tqdm" in sys.modules:  # its thread draws bars by the clock, and would be one more to stop
+        sys.modules["tqdm"].tqdm.monitor_interval = 0
         note_objects()
     if "opacus" in sys.modules:
         importlib.import_module("affidavit.replay.opacus_releases")
