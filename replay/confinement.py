@@ -25,6 +25,7 @@ BENEATH_PATH = 1
 WRITES = {1: 0x1FF2, 2: 0x3FF2, 3: 0x7FF2}
 """Rights to write, remove, make, and from later versions to move and truncate, by version."""
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
+ONLY_BELOW = "writes only below its working folder"
 WATCHED = frozenset(("open", "socket.connect", *CHANGES))
 
 
@@ -60,7 +61,7 @@ def confine_writes(recorder: Recorder, written: dict[str, str | None]) -> None:
         if "__pycache__" in full:
             return
         if not f"{full}/".startswith((prefix, f"{recorder.out}/", "/dev/", "/proc/")):
-            refuse(os.fsdecode(path), "writes only below its working folder")
+            refuse(os.fsdecode(path), ONLY_BELOW)
         if is_open and full.startswith(prefix):
             written.setdefault(full.removeprefix(prefix), lines.current())
 

@@ -40,14 +40,15 @@ from affidavit.replay.comparison import (
     noise_findings,
     releases_of,
 )
+from affidavit.replay.confinement import ONLY_BELOW
 from affidavit.replay.datasets import NotChanged
 from affidavit.replay.errors import ReplayRefused
 from affidavit.replay.lines import LINE_BITS
 from affidavit.replay.plan_comparison import execution_of, plan_findings
 from affidavit.replay.program import (
     COPIED_BYTES,
-    Program,
     OWN_BYTES,
+    Program,
     copy_folder,
     digest_files,
     parse_command,
@@ -322,10 +323,7 @@ def _compare_runs(
         raise ReplayRefused(
             "loop_failed",
             f"the loop ended {first['ended']} ({first['ended_at']}).",
-            "Start it by itself, with its data, and correct this."
-            if not any(name in first["ended"] for name in ("RANK", "WORLD_SIZE", "MASTER_"))
-            else "A replay is one process: set RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 "
-            "MASTER_ADDR=localhost MASTER_PORT=29500 for it.",
+            _remedy_of(first["ended"]),
         )
     neighbours = _neighbours(first, records)
     runner.stop_before(neighbours, deadline, str(out))
@@ -402,6 +400,17 @@ def _compare_runs(
         unstable=names,
         environment=first["environment"],
     )
+
+
+def _remedy_of(ended: str) -> str:
+    if any(name in ended for name in ("RANK", "WORLD_SIZE", "MASTER_")):
+        return (
+            "A replay is one process: set RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 "
+            "MASTER_ADDR=localhost MASTER_PORT=29500 for it."
+        )
+    if ended.startswith(f"by PermissionError: a replay {ONLY_BELOW}"):
+        return "Name a path below the folder in which replay starts; each run has a copy of it."
+    return "Start it by itself, with its data, and correct this."
 
 
 def _files(first: Record, code: Path) -> tuple[ReplayedFile, ...]:

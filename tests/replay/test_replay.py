@@ -235,6 +235,7 @@ def test_what_cannot_be_replayed_is_refused_by_name(
     tmp_path: Path, launch: Launch, command: list[str], loop: str, code: str, remedy: str
 ) -> None:
     (tmp_path / "train.py").write_text(loop)
+        (COMMAND, "open('../raw', 'w')", "loop_failed", "below the folder"),
     with pytest.raises(ReplayRefused) as refused:
         replay_command(command, folder=tmp_path, launch=launch)
     assert refused.value.code == code
