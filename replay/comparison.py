@@ -120,10 +120,12 @@ def releases_of(record: Record) -> list[dict[str, Any]]:
 def noise_findings(first: Record) -> list[ReplayFinding]:
     """Test the noise of the first run: that it is there, as large as accounted, and new each time.
 
-    Larger noise than that is no fault. All releases together are tested, and each by itself.
+    Larger noise than that is no fault. All releases together are tested, and each by itself; in
+    the end each tensor.
     """
     events = first["events"]
     in_all: list[tuple[float, int]] = []
+    by_name: dict[str, list[tuple[float, int]]] = {}
     for number, event in enumerate(releases_of(first)):
         accounted = _accounted_std(events, event)
         expected = event["noise_std"] if accounted is None else accounted
@@ -134,13 +136,13 @@ def noise_findings(first: Record) -> list[ReplayFinding]:
         if not expected:
             continue
         for name, (squares, size) in zip(event["names"], event["noise"], strict=True):
+            by_name.setdefault(name, []).append((squares / expected**2, size))
             if size and not squares:
                 message = f"{name} gets no noise in release {number + 1}."
-                return [
-                    _noise_finding(
-                        "noise_missing", message, FULL_NOISE, number, event, subject=name
-                    )
-                ]
+                return [_noise_finding("noise_missing", message, FULL_NOISE, number, event, name)]
+        for name, count in event["noiseless"]:
+            message = f"{count} values of {name} get no noise in releases 1 to {number + 1}."
+            return [_noise_finding("noise_missing", message, FULL_NOISE, number, event, name)]
         squares, size = map(sum, zip(*event["noise"], strict=True))
         in_all.append((squares / expected**2, size))
         for sums, which in (
@@ -153,6 +155,13 @@ def noise_findings(first: Record) -> list[ReplayFinding]:
                     f"{expected:.4g}."
                 )
                 return [_noise_finding("noise_scaled", message, FULL_NOISE, number, event)]
+    for name, sums in by_name.items():
+        if (ratio := _smaller_noise(sums)) is not None:
+            message = (
+                f"the noise of {name} has standard deviation {ratio:.4g} of what it should be."
+            )
+            last = releases_of(first)[-1]
+            return [_noise_finding("noise_scaled", message, FULL_NOISE, None, last, name)]
     return []
 
 
@@ -174,7 +183,7 @@ def _noise_finding(
     code: str,
     message: str,
     remedy: str,
-    number: int,
+    number: int | None,
     event: dict[str, Any],
     subject: str | None = None,
 ) -> ReplayFinding:
@@ -434,15 +443,20 @@ def _state_finding(
 
 
 def lots_before_releases(record: Record) -> list[list[Any]]:
-    """Return the records that were read for each release since the one before."""
+    """Return the records that were read for each release since the one before.
+
+    Several releases of one lot have its records each.
+    """
     result: list[list[Any]] = []
     current: list[Any] = []
+    is_released = False
     for event in record["events"]:
         if event["kind"] == "lot" and event["is_private"]:
-            current += event["records"]
+            current = event["records"] if is_released else current + event["records"]
+            is_released = False
         elif event["kind"] == "release":
             result.append(current)
-            current = []
+            is_released = True
     return result
 
 

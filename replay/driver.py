@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -468,9 +468,10 @@ def _located(
     if watch is None or finding.code != "state_differs" or finding.subject != watch.key:
         return finding
     values = again["lines"]["watched"], repeated["lines"]["watched"]
-    for one, other in zip(*values, strict=False):
-        if one != other:
-            return finding.model_copy(update={"where": other[0]})
+    for pair in zip_longest(*values):
+        if pair[0] != pair[1]:  # the first to change alone does so by the record
+            where, *_ = min(filter(None, pair), key=lambda change: change[2])
+            return finding.model_copy(update={"where": where})
     return finding
 
 

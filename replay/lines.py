@@ -75,9 +75,9 @@ class LineTrace:
             self._reading -= 1
 
     def watch(self, digest: Callable[[], str]) -> None:
-        """From now on, record the line before each change of ``digest``."""
+        """Record the line before each later change of ``digest``, and how many ran until then."""
         self._watch = digest
-        self._watched = [[self.current(), digest()]]
+        self._watched = [[self.current(), digest(), self.position()]]
 
     def position(self) -> int:
         """Return the number of lines that ran until now, in order."""
@@ -155,7 +155,8 @@ class LineTrace:
         """Record the last line if it changed the watched value."""
         assert self._watch is not None
         if (digest := self._watch()) != self._watched[-1][1]:
-            self._watched.append([self._named(self._order[-1]) if self._order else None, digest])
+            line = self._named(self._order[-1]) if self._order else None
+            self._watched.append([line, digest, self.position()])
 
     def _named(self, place: int) -> str:
         names = [self._relative(name) for name, at in self._files.items() if at is not None]

@@ -32,13 +32,19 @@ def install(recorder: Recorder, state: TorchState) -> None:
                 yield f"{type(optimizer).__name__}.{name}", digest_of(getattr(optimizer, name))
 
     state.extra.append(public_numbers)
+    init = base.__init__
+
+    @functools.wraps(init)
+    def noting(owner: Any, *args: Any, **kwargs: Any) -> None:
+        init(owner, *args, **kwargs)
+        optimizers.append(owner)
+
+    base.__init__ = noting
 
     def released(owner: Any, add_noise: Callable[[], None]) -> None:
         if id(owner) in active:
             add_noise()
             return
-        if not any(item is owner for item in optimizers):
-            optimizers.append(owner)
         active.add(id(owner))
         try:
             _release(recorder, state, owner, add_noise)

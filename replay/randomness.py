@@ -131,6 +131,12 @@ def generators_state() -> bytes:
     )
 
 
+def seed_of_torch() -> int | None:
+    """Return the seed that PyTorch's global generator started from, if it is there."""
+    torch: Any = sys.modules.get("torch")
+    return None if torch is None else int(torch.initial_seed())
+
+
 def set_generators(state: bytes) -> None:
     """Set the global generators to ``state``, of a run of the same program."""
     of_random, of_numpy, of_torch = pickle.loads(state)

@@ -19,13 +19,15 @@ import numpy as np
 
 from affidavit.replay.arrays import array_of, leaves, with_leaves
 from affidavit.replay.lines import LineTrace
-from affidavit.replay.randomness import generators_state, set_generators
+from affidavit.replay.randomness import generators_state, seed_of_torch, set_generators
 from affidavit.replay.settings import Job
 from affidavit.replay.stopping import redirect_output, stop
 
 Event = dict[str, Any]
 COMPUTED = "computed"
 """The file of a run's values that depend on their arguments alone."""
+FEWEST_NOISELESS = 3
+"""Releases in which a value equals its sum that show it to have no noise, not a tiny one."""
 FEWEST_COMPARED = 6
 SAME_DIRECTION = 0.999
 """Cosine of two releases' noise that shows them equal; of 6 independent values: 6e-8."""
@@ -51,8 +53,10 @@ class Recorder:
         if self._first is not None:
             self._computed = pickle.loads((self._first / COMPUTED).read_bytes())
         self._points = 0
+        self._seeds: list[int | None] = []
         self._drawn = ""
         self._noises: list[tuple[int, Any]] = []
+        self._silent: dict[str, tuple[Any, Any]] = {}
 
     def add(self, kind: str, **values: Any) -> Event:
         """Record an event, with the line of the user's program that led to it."""
@@ -73,10 +77,16 @@ class Recorder:
         """Store the generators' state, or set it to that of the first run at this point."""
         name = f"generators.{self._points}"
         self._points += 1
+        self._seeds = self.seeds()
         if self._first is None:
             (self.out / name).write_bytes(generators_state())
         elif (stored := self._first / name).exists():
             set_generators(stored.read_bytes())
+
+    def seeds(self) -> list[int | None]:
+        """Return the seeds that PyTorch's global generator has had, before they were aligned."""
+        seed = seed_of_torch()
+        return self._seeds if seed in self._seeds[-1:] else [*self._seeds, seed]
 
     def begin_release(self) -> None:
         """Count a release, or end the loop after the last one."""
@@ -146,6 +156,7 @@ class Recorder:
                 after.astype(float) - before for before, after in zip(sums, noisy, strict=True)
             ]
             event["noise"] = [[float((item**2).sum()), item.size] for item in noise]
+            event["noiseless"] = self._without_noise(names, sums, noise)
             event["noise_equals"] = self._equal_release(noise, number)
             return None
         path = self._first / f"sums.{number}.npz"
@@ -185,6 +196,24 @@ class Recorder:
         for warning in caught_before:
             warnings.warn_explicit(*warning)
         return value
+
+    def _without_noise(
+        self, names: Sequence[str], sums: Sequence[Any], noise: Sequence[Any]
+    ) -> list[tuple[str, int]]:
+        """Return how many values of which tensors had no noise in any release, if some had none.
+
+        Values that are always zero, such as those of a mask, need none.
+        """
+        shown: list[tuple[str, int]] = []
+        for name, before, added in zip(names, sums, noise, strict=True):
+            silent, is_used = added == 0, before != 0
+            earlier = self._silent.get(name)
+            if earlier is not None and earlier[0].shape == silent.shape:
+                silent, is_used = silent & earlier[0], is_used | earlier[1]
+            self._silent[name] = silent, is_used
+            if self.releases >= FEWEST_NOISELESS and (count := int((silent & is_used).sum())):
+                shown.append((name, count))
+        return shown
 
     def _equal_release(self, noise: Sequence[Any], number: int) -> int | None:
         """Return an earlier release with the same noise, or a multiple of it, or None."""

@@ -27,6 +27,7 @@ from affidavit.replay.torch_state import TorchState, digest_of, note_objects
 PACKAGES = ("numpy", "torch", "opacus", "jax", "jax_privacy")
 """Packages whose versions are recorded."""
 
+SEED_NAME = "the seed of PyTorch's generator"
 MOST_PRINTED = 20_000
 """Lines of output that are recorded."""
 
@@ -98,9 +99,9 @@ def run_traced(job: Job, program: Callable[[], Any]) -> None:
 
 def prepare() -> None:
     """Do what takes time and is the same in all runs."""
-    if "torch" in sys.modules:
     if "tqdm" in sys.modules:  # its thread draws bars by the clock, and would be one more to stop
         sys.modules["tqdm"].tqdm.monitor_interval = 0
+    if "torch" in sys.modules:
         note_objects()
     if "opacus" in sys.modules:
         importlib.import_module("affidavit.replay.opacus_releases")
@@ -124,6 +125,7 @@ def _install(recorder: Recorder) -> Records:
     recorder.state, recorder.keep = state.digests, state.keep
     if "jax" in sys.modules:
         state.extra.append(lambda: iter(parameters.digests().items()))
+    state.extra.append(lambda: iter([(SEED_NAME, digest_of(recorder.seeds()))]))
     records.install()
     _align_draws(records)
     _save_by_open()

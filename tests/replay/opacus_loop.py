@@ -140,6 +140,39 @@ FAULTS = [
         subject="Adam.param_groups[0].lr",
     ),
     Fault(
+        "a scheduler follows the loss",
+        {
+            "    # prepared\n": "    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(\n"
+            "        optimizer.original_optimizer, patience=0\n"
+            "    )\n",
+            "        # epoch\n": "        plateau.step(loss.item())\n",
+        },
+        "state_differs",
+        where="plateau.step",
+        subject="Adam.param_groups[0].lr",
+        ordinary=True,
+    ),
+    Fault(
+        "the clip norm is the largest value",
+        {"    # prepared\n": "    optimizer.max_grad_norm = float(X.abs().max())\n"},
+        "state_differs",
+        where="abs().max()",
+        subject="DPOptimizer.max_grad_norm",
+    ),
+    Fault(
+        "a generator is seeded with labels",
+        {"    # prepared\n": "    torch.manual_seed(int(dataset.tensors[1].sum()))\n"},
+        "state_differs",
+        where="manual_seed",
+        subject="the seed of PyTorch's generator",
+    ),
+    Fault(
+        "the loss is a mean over weights of the batch",
+        {"nn.CrossEntropyLoss()": "nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.5]))"},
+        "records_mixed",
+        where="optimizer.step()",
+    ),
+    Fault(
         "a file has raw values",
         {
             "    # end\n": "    with open('metrics.txt', 'w') as file:\n"

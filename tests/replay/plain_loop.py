@@ -82,6 +82,28 @@ PLAIN_FAULTS = [
         "affidavit.release",
     ),
     Fault(
+        "a part of a release has no noise",
+        {"clip_norm * torch.randn(7)": "clip_norm * torch.randn(7) * (torch.arange(7) < 6)"},
+        "noise_missing",
+        "affidavit.release",
+        "the release",
+    ),
+    Fault(
+        "a small tensor has a tenth of the noise",
+        {
+            "            noisy = total + noise_multiplier * clip_norm * torch.randn(7)\n": ""
+            "            total = [total[:6], total[6:]]\n"
+            "            noise = noise_multiplier * clip_norm * torch.randn(7)\n"
+            "            noisy = [total[0] + noise[:6], total[1] + 0.1 * noise[6:]]\n",
+            "noisy / (rate": "torch.cat(noisy) / (rate",
+            "range(6)": "range(12)",
+        },
+        "noise_scaled",
+        "affidavit.release",
+        "[1]",
+        ordinary=True,
+    ),
+    Fault(
         "each step has the same noise",
         {
             PREPARED: "    noise = torch.randn(7)\n",

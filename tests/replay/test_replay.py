@@ -66,9 +66,16 @@ def test_an_honest_loop_of_opacus_is_not_refuted(tmp_path: Path, replay: Replay)
 
 
 def test_an_honest_loop_of_ones_own_is_not_refuted(replay: Replay) -> None:
-    record = replay(PLAIN)
+    """It makes two releases of each lot."""
+    loss = (
+        "        losses = error.abs().sum()\n"
+        "        noisy = losses + 2 * torch.randn(())\n"
+        "        noisy = affidavit.release(losses, noisy, clip_norm=1.0, noise_multiplier=2.0)\n"
+        "        optimizer.param_groups[0]['lr'] = 0.5 + float(noisy.sigmoid())\n"
+    )
+    record = replay(PLAIN.replace("        # stepped\n", loss))
     assert record.verdict == "not_refuted", to_text(record)
-    assert record.steps == 6
+    assert record.steps == 12
     assert record.checks.sensitivity == record.checks.noise == "shown"
     assert record.largest_move is not None
     assert 0.5 < record.largest_move <= 1.001
@@ -228,6 +235,7 @@ def test_a_fault_in_a_loop_of_ones_own_is_named(replay: Replay, fault: Fault) ->
         ([sys.executable, "other.py"], "", "command_unknown", "in the folder of the script"),
         (COMMAND, "print(1 / 0)", "loop_failed", "by itself"),
         (COMMAND, "import os; os.environ['LOCAL_RANK']", "loop_failed", "WORLD_SIZE=1"),
+        (COMMAND, "open('../raw', 'w')", "loop_failed", "below the folder"),
         (COMMAND, "print('no training')", "no_records_seen", "affidavit.records"),
     ],
 )
@@ -235,7 +243,6 @@ def test_what_cannot_be_replayed_is_refused_by_name(
     tmp_path: Path, launch: Launch, command: list[str], loop: str, code: str, remedy: str
 ) -> None:
     (tmp_path / "train.py").write_text(loop)
-        (COMMAND, "open('../raw', 'w')", "loop_failed", "below the folder"),
     with pytest.raises(ReplayRefused) as refused:
         replay_command(command, folder=tmp_path, launch=launch)
     assert refused.value.code == code
