@@ -13,8 +13,6 @@ from affidavit.importers.scripts.step_count import (
     optimizer_steps,
 )
 from affidavit.importers.scripts.syntax import (
-    Script,
-    find_import,
     innermost_loop,
     keywords_of,
     last_name,
@@ -128,33 +126,9 @@ def find_mixed_records(values: Evaluator) -> ast.AST | None:
 
 
 def find_joined_records(values: Evaluator) -> ast.AST | None:
-    """Find a layer or loss that joins the records of a lot, and that Opacus does not refuse."""
-    refused = find_import(values.script, ("opacus", "torchdp")) is not None
+    """Find a loss that joins the records of a lot."""
     called = values.script.calls_to(*NAMES["lot_losses"])
-    for call in values.script.calls_to(*NAMES["lot_statistics"]):
-        # Opacus does not refuse what no model holds.
-        called += [] if refused and not _is_applied(values.script, call) else [call]
-    for call in values.script.calls_to(*NAMES["axis_layers"]):
-        named = keywords_of(call)
-        axes = [named[key] for key in ("dim", "axis", "start_dim") if key in named]
-        axis = next(iter(axes or call.args), None)
-        called += [call] if values.known_value(axis) == 0 else []
     return next((call for call in called if not is_left_out(values, call)), None)
-
-
-def _is_applied(script: Script, layer: ast.Call) -> bool:
-    """Whether a layer is called where no model holds it, so that Opacus does not find it."""
-    called = [call.func for call in script.calls]
-    items = {last_name(item.value) for item in called if isinstance(item, ast.Subscript)}
-    for outer in script.ancestors(layer):
-        match outer:
-            case ast.Call(func=function) if layer in ast.walk(function):
-                return True
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                return name in items or (value is layer and bool(script.calls_to(name)))
-            case ast.Assign(targets=[ast.Attribute()], value=ast.List() | ast.Tuple()):
-                return True
-    return False
 
 
 def find_skipped_lots(values: Evaluator) -> ast.AST | None:

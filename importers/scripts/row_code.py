@@ -40,7 +40,7 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
         parts = [part for part in ast.walk(todo.pop()) if part not in seen]
         seen.update(parts)
         for part in parts:
-            if (isinstance(part, ast.Lambda) and not _is_of_one(kinds, part)) or (
+            if (isinstance(part, ast.Lambda) and not is_of_one(kinds, part)) or (
                 isinstance(part, ast.Attribute) and part.attr in script.functions
             ):
                 yield part, OF_OTHER_ROWS
@@ -51,7 +51,7 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
                 package = package_of(script.import_origin(bound)[0] or "")
                 foreign = isinstance(bound.node, ast.alias) and not source
                 own = isinstance(bound.node, ast.FunctionDef | ast.ClassDef)
-                joins = own and not _is_of_one(kinds, bound.node)
+                joins = own and not is_of_one(kinds, bound.node)
                 if joins or (foreign and package not in NAMES["transform_packages"]):
                     yield part, OF_OTHER_ROWS
                 elif bound.value is not None and not source:
@@ -60,7 +60,7 @@ def uses_of_row_code(kinds: ObjectKinds) -> Iterator[tuple[ast.AST, str]]:
         yield method, OF_OTHER_ROWS
 
 
-def _is_of_one(kinds: ObjectKinds, code: ast.AST) -> bool:
+def is_of_one(kinds: ObjectKinds, code: ast.AST) -> bool:
     """Whether a function computes with what it is given alone, and no part or mean of it."""
     if not isinstance(code, ast.FunctionDef | ast.Lambda):
         return False

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -302,14 +303,23 @@ class Script:
                 return whole, None
         return None, None
 
+    def paths_of(self, node: ast.expr) -> list[str]:
+        """Return the paths in packages that imports give a name, or a part of what it names."""
+        root = root_of(node)
+        bindings = self.bindings_of(root)
+        origins = [self.import_origin(o) for o in bindings if isinstance(o.node, ast.alias)]
+        if isinstance(root, ast.Name) and not (bindings or hasattr(builtins, root.id)):
+            stars = (self.parents[star.node] for star in self.bindings.get((self.tree, "*"), ()))
+            origins = [(getattr(star, "module", None), root.id) for star in stars]
+        rest = ast.unparse(node).split(".")[1:] if origins else []
+        return [".".join(part for part in (*origin, *rest) if part) for origin in origins]
+
     def module_path(self, node: ast.expr) -> str:
         """Return the path of a package's function or class, as ``torch.optim.SGD``, or ""."""
-        origins = {self.import_origin(item) for item in self.bindings_of(root_of(node))}
-        if len(origins) != 1:
-            return ""
-        ((module, name),) = origins
-        rest = ast.unparse(node).split(".")[1:]
-        return ".".join(part for part in (module, name, *rest) if part) if module else ""
+        bindings = self.bindings_of(root_of(node))
+        shown = bindings and all(self.import_origin(item)[0] for item in bindings)
+        paths = {*self.paths_of(node)} if shown else set()
+        return paths.pop() if len(paths) == 1 else ""
 
     def comes_from(self, node: ast.expr, modules: tuple[str, ...]) -> bool:
         """Whether a name, or the module it is looked up in, is imported from these packages."""

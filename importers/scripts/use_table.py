@@ -19,13 +19,16 @@ class Use(StrictModel):
     """A use that is understood; ``uses.toml`` says what its fields are."""
 
     names: str
-    why: str
+    why: str = ""
     of: str = ""
     packages: str = ""
     modules: str = ""
     keywords: str = ""
     takes: Mapping[str, str] = {}
     gives: str = ""
+    parts: str = ""
+    axis: str = ""
+    checks_layers: bool = False
 
     def accepts(self, kind: str, place: int | str) -> bool:
         """Whether an argument of this kind may be given at a position or by a keyword."""
@@ -55,11 +58,12 @@ def find_function(script: Script, call: ast.Call) -> Use | None:
                 made = getattr(script.value_of(table), "values", [])
     parts = [part for item in made or [None] for part in ((item.body, item.orelse) if isinstance(
         item, ast.IfExp) else (item or call.func,))]  # fmt: skip
-    uses = [_use_of(script.module_path(part)) for part in parts]
+    uses = [use_of(script.module_path(part)) for part in parts]
     return uses[0] if all(use is uses[0] for use in uses) else None
 
 
-def _use_of(path: str) -> Use | None:
+def use_of(path: str) -> Use | None:
+    """Return the use that a call of what a package has under this path is."""
     package, name = package_of(path), path.rpartition(".")[2]
     if not package:
         return None

@@ -18,6 +18,7 @@ from affidavit.importers.names import NAMES
 from affidavit.importers.partial_plan import OpenUse
 from affidavit.importers.scripts.conditions import is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
+from affidavit.importers.scripts.model_parts import ModelParts
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
 from affidavit.importers.scripts.options import option_destination
 from affidavit.importers.scripts.repository import leading_definitions, modules_of
@@ -50,7 +51,7 @@ from affidavit.importers.scripts.use_table import (
     find_method,
     words_of,
 )
-from affidavit.importers.scripts.values import MAX_DEPTH, Evaluator, is_left_out, source_text
+from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
 
 Passed = list[tuple[int | str, ast.expr]]
 KNOWN_SEED = "a reader of the seed knows the noise"
@@ -105,6 +106,7 @@ class Uses:
     def open_uses(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield the nodes that are no understood use, with the reason."""
         yield from uses_of_row_code(self.kinds)
+        yield from ModelParts(self.kinds).questions()
         yield from divided_losses(self.values)
         for call in self.kinds.sources.unread:
             yield call, "what another file computes of the records is not read"
@@ -235,7 +237,7 @@ class Uses:
             if any(call not in ast.walk(o.iter) and self.kinds.kinds(o.iter) & {"lots", "lot"}
                    for o in around):  # fmt: skip
                 return "it draws another lot in the step of one"
-        if (why := self._of_keras(call, name)) is not None:
+        if (why := self._of_keras(call)) is not None:
             return why
         if taken & {"lots"} and builtin and name in ("list", "tuple", "sorted", "set", "dict"):
             return "it keeps lots, which may be used again"
@@ -309,13 +311,11 @@ class Uses:
             first = first.elts[0]
         return not _starts_listed(first, known)
 
-    def _of_keras(self, call: ast.Call, name: str) -> str | None:
+    def _of_keras(self, call: ast.Call) -> str | None:
         """Say why Keras may train with another optimiser, loss or layer than one that is known."""
         library = self.kinds.library.key
         if not library.startswith(("tensorflow", "jax_keras")):
             return None
-        if name == "Lambda" or self._hides_layers(call, name):
-            return "a layer of its own, or that is not read, may join the records of a lot"
         compiles = filter(self._may_train, self.script.calls_to("compile"))
         if call is not max(compiles, key=lambda item: item.lineno, default=None):
             return None
@@ -334,22 +334,6 @@ class Uses:
                 return "a loss of its own may join the records of a lot"
         return None
 
-    def _hides_layers(self, call: ast.Call, name: str) -> bool:
-        """Whether a call makes, or gives to a model of Keras, layers that stand elsewhere."""
-        named = [item.value or call.func for item in self.script.bindings_of(call.func)]
-        for path in map(self.script.module_path, named or [call.func]):
-            made = path.rpartition(".")[2]
-            if ".applications." in path and made[:1].isupper():
-                return not made.startswith(NAMES["plain_applications"])
-        base = self.kinds.kinds(getattr(call.func, "value", call.func))
-        holds = name.endswith("Sequential") or (name == "add" and "model" in base)
-        layers = [part for item in call.args[:1] for part in getattr(item, "elts", [item])]
-        makers = [getattr(self.values.origin_of(part) or part, "func", part) for part in layers]
-        known = ("tensorflow", "keras", "tensorflow_privacy")
-        return name in NAMES["unread_models"] or (holds and any(
-            self.script.is_imported(part) and not self.script.comes_from(part, known)
-            for part in makers))  # fmt: skip
-
     def _may_train(self, compiled: ast.Call) -> bool:
         """Whether a model may train after a call of ``compile``, and not only be evaluated."""
         script, scope, names = self.script, self.script.scope_of(compiled), NAMES["other_training"]
@@ -362,11 +346,9 @@ class Uses:
         )  # fmt: skip
 
     def _of_private_call(self, call: ast.Call) -> str | None:
-        if self.kinds.library is OPACUS:
-            module, engine = keywords_of(call).get("module"), getattr(call.func, "value", None)
-            for kind, part in (("model", module), ("engine", engine)):
-                if part is not None and not self._is_made(part, kind):
-                    return f"the {kind} {source_text(part)} is not made by code that is read"
+        engine = call.func.value if isinstance(call.func, ast.Attribute) else call
+        if self.kinds.library is OPACUS and "engine" not in self.kinds.kinds(engine):
+            return f"the engine {source_text(engine)} is not made by code that is read"
         if self.kinds.library.key == "jax_keras" and not self.script.calls_to("make_private"):
             return "no model is made private with it"
         secret = ("noise_multiplier", "max_grad_norm", "target_epsilon", "target_delta", "epochs")
@@ -378,23 +360,6 @@ class Uses:
             if key == "data_loader" and "value" in self.kinds.kinds(item):
                 return "its records are computed together"
         return None
-
-    def _is_made(self, node: ast.expr, kind: str, depth: int = 0) -> bool:
-        """Whether code that is read makes an object, wherever its name gets a value."""
-        root = root_of(node)
-        if isinstance(root, ast.Name) and not self.script.bindings_of(root):
-            return True  # an error, or what a part of a script leaves out
-        bindings = [item for item in self.script.bindings_of(node) if not (
-            self.values.is_set_by_private_call(item.node) or isinstance(item.value, ast.Constant)
-        )] if isinstance(node, ast.Name) else []  # fmt: skip
-        kinds = self.kinds.kinds(node), *(self.kinds.bound[item.node] for item in bindings)
-        for made in (node, *(item.value for item in bindings)):
-            if isinstance(made, ast.Call) and (use := find_function(self.script, made)):
-                wraps = use.gives == kind and "0" in use.takes.get(kind, "").split()
-                inner = next((item for _, item in arguments_of(made)), node)
-                if wraps and (depth > MAX_DEPTH or not self._is_made(inner, kind, depth + 1)):
-                    return False  # a copy, or a wrapper, of what is not read
-        return all(kind in own for own in kinds)
 
     def _of_method(self, call: ast.Call, base: Kinds, name: str, passed: Passed) -> str | None:
         known = {"data", "lots"} | ({"loss"} if name == "backward" else NOTHING)
