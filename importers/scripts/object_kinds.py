@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cached_property
 
 from affidavit.importers.libraries import OPACUS, Library
@@ -31,6 +32,7 @@ from affidavit.importers.scripts.row_kinds import (
     shape_of,
     size_at,
 )
+from affidavit.importers.scripts.step_count import enclosing_loops, optimizer_steps
 from affidavit.importers.scripts.syntax import (
     LAYER_PACKAGES,
     Binding,
@@ -53,6 +55,7 @@ RETURNED = {3: ("model", "private", "lots"), 4: ("model", "private", "criterion"
 """What Opacus' private call returns, in order."""
 PLOTS = ("matplotlib", "seaborn")
 MAX_PASSES = 30
+MAX_JOINS = 12
 MAX_DEPTH = 5
 OF_LOTS = SECRETS - {"data", "lots"}
 
@@ -77,19 +80,28 @@ class ObjectKinds:
         self.attached: set[tuple[ast.AST, str]] = set()
         """The names of optimisers that an engine makes private, with their scopes."""
         self.sources = sources
+        self.joined: dict[ast.expr, int] = {}
+        """What computes records of several, with the line that takes them. It is asked about, and
+        so counts as one row for each record."""
         self.plots = any({*PLOTS, "pyplot"} & {*name.split(".")} for name in self.script.imported)
-        for place in sources.places:
-            self.bound[place] |= {"data"}
         self.assumed |= dict.fromkeys(sources.names, frozenset({"data"}))
         self.memo: dict[ast.AST, Kinds] = {}
         self.private = self.statement(values.private_statement or call)
-        self._give_parameters()
 
     # ---- spreading -----------------------------------------------------------------------
 
     def spread(self) -> None:
-        """Pass kinds on until nothing changes."""
-        self._spread()
+        """Pass kinds on until nothing changes, and ask about what computes records together."""
+        for _ in range(MAX_JOINS):
+            for table in (self.bound, self.held, self.returned, self.attached):
+                table.clear()
+            for place in self.sources.places:
+                self.bound[place] |= {"data"}
+            self._give_parameters()
+            self._spread()
+            if not (joined := self._joined_records()):
+                break
+            self.joined |= joined
         tables = (self.bound, self.returned)
         if any("model" in kinds and kinds & SECRETS for of in tables for kinds in of.values()):
             # Before a value was known to be one of records, what it is computed with was passed on.
@@ -109,6 +121,73 @@ class ObjectKinds:
                 break
             known = now
         self.memo.clear()
+
+    def makes_records(self, call: ast.Call) -> bool:
+        """Whether a call may make the records that it trains on, from what is given to it."""
+        text = ast.unparse(self.statement(call)).lower()
+        other = self.library is OPACUS and any(part in text for part in ("test", "val", "eval"))
+        return not other or call in self._of_training
+
+    @cached_property
+    def _of_training(self) -> set[ast.AST]:
+        """What the private call, and the loops around steps, are made of."""
+        loops = (loop for step in optimizer_steps(self.values)
+                 for loop in enclosing_loops(self.values, step))  # fmt: skip
+        iterables = (loop.iter for loop in loops if isinstance(loop, ast.For))
+        return set().union(*map(self.sources.made_of, (self.call, *iterables)))
+
+    def _joined_records(self) -> dict[ast.expr, int]:
+        """Return what computes values of several records that training takes as records."""
+        joined, seen = dict[ast.expr, int](), set[ast.AST]()
+        for call in filter(self.makes_records, self.script.calls):
+            use = find_function(self.script, call)
+            takes = last_name(call.func) == "fit" or (use is not None and "data" in use.gives)
+            todo = [item for _, item in arguments_of(call)] if takes else []
+            while todo:
+                part = todo.pop()
+                if part in seen or part in self.joined or "value" not in self.kinds(part):
+                    continue
+                seen.add(part)
+                inputs = [item for item in self._inputs(part) if "value" in self.kinds(item)]
+                todo += inputs
+                if not inputs or self._joins(part, inputs):
+                    joined[part] = call.lineno
+        return joined
+
+    def _joins(self, part: ast.expr, inputs: list[ast.expr]) -> bool:
+        """Whether an expression gives a value of several records where its inputs are records."""
+        if isinstance(part, ast.Name) or (isinstance(part, ast.Call) and self.functions(part.func)):
+            return False
+        known: dict[ast.AST, Kinds] = {item: self.memo[item] for item in inputs}
+        self.memo |= {item: own - VALUE | {"data"} for item, own in known.items()}
+        made = self._kinds(part)
+        self.memo |= known
+        return "value" in made
+
+    def _inputs(self, part: ast.expr) -> Iterator[ast.expr]:
+        """Yield what an expression is computed of, and decided by."""
+        script, nodes = self.script, [*ast.iter_child_nodes(part)]
+        method = getattr(part, "func", None)
+        if isinstance(method, ast.Attribute):
+            nodes[0] = method.value
+        for place in script.places_of(part):
+            nodes += [self.sources.value_at(place) or place, self.deciding(place) or place]
+            if isinstance(place, ast.arg):
+                function = getattr(script.function_around(place), "name", "")
+                nodes += [
+                    item for call in script.calls_to(function) for _, item in arguments_of(call)
+                ]
+        for use in script.reads_of(getattr(part, "id", None)):  # what is put into it
+            outer = script.parents[use]
+            call = script.parents[outer]
+            if isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Store):
+                nodes += [outer.slice, self.sources.value_at(outer) or outer]
+            elif isinstance(call, ast.Call) and last_name(outer) in NAMES["mutators"]:
+                nodes += call.args
+        for function in self.functions(part.func) if isinstance(part, ast.Call) else ():
+            for item in script.returns_of(function):
+                nodes += [item.value or item, self.deciding(item) or item]
+        return (node for node in nodes if isinstance(node, ast.expr))
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement around a node."""
@@ -334,7 +413,8 @@ class ObjectKinds:
         """Return the kinds that an expression may have; none of them if it is public."""
         if node not in self.memo:
             self.memo[node] = NOTHING  # of itself, while it is worked out
-            self.memo[node] = self._kinds(node)
+            own = self._kinds(node)
+            self.memo[node] = own - VALUE | {"data"} if node in self.joined else own
         return self.memo[node]
 
     def _kinds(self, node: ast.expr) -> Kinds:
@@ -348,6 +428,8 @@ class ObjectKinds:
                 return self._of_item(self.kinds(base), index) if own is None else own
             case ast.Call():
                 return self._of_call(node)
+            case ast.BinOp(left=left, right=right) if self._is_mask(node):
+                return computed(self.kinds(left), self.kinds(right))
             case ast.BinOp(left=left, op=op, right=right):
                 return arithmetic(node, op, self.kinds(left), self.kinds(right))
             case ast.UnaryOp(operand=operand):
@@ -471,7 +553,8 @@ class ObjectKinds:
         if not base & SECRETS:
             return base | (VALUE if decided else NOTHING)
         by_name, key = isinstance(index, ast.Constant), is_key(index)
-        whole = isinstance(index, ast.Tuple) and keeps_rows(index.elts)
+        key |= base == {"data"} and decided == {"data"} and self._is_mask(index)
+        whole = isinstance(index, ast.Tuple) and keeps_rows(index.elts) and not decided
         columns = self.values.known_value(index) if "data" in base and not key else None
         key |= isinstance(columns, list) and all(isinstance(item, str) for item in columns)
         return frozenset(
@@ -482,6 +565,19 @@ class ObjectKinds:
             else "value"
             for kind in base
         )  # fmt: skip
+
+    def _is_mask(self, index: ast.expr) -> bool:
+        """Whether an index takes those rows of a table that a condition on each holds for."""
+        match self.values.origin_of(index) or index:
+            case ast.Compare():
+                return True
+            case ast.UnaryOp(operand=one):
+                return self._is_mask(one)
+            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr(), right=right):
+                return self._is_mask(left) and self._is_mask(right)
+            case ast.Call(func=ast.Attribute(value=of, attr=name)):
+                return name in NAMES["masks"] or (name in ("all", "any") and self._is_mask(of))
+        return False
 
     def _of_call(self, call: ast.Call) -> Kinds:
         if self.is_private(call):
@@ -687,7 +783,8 @@ class ObjectKinds:
         made = [self.sources.value_at(place) for place in self.script.places_of(root)]
         makers = [getattr(item, "func", root) for item in made] if depth < MAX_DEPTH else []
         of_others = bool(makers) and all(self.draws(maker, depth + 1) for maker in makers)
-        return self.script.comes_from(root, PLOTS) or of_others
+        display = self.script.module_path(root).startswith("sklearn.metrics.")
+        return display or self.script.comes_from(root, PLOTS) or of_others
 
     # ---- what records decide -------------------------------------------------------------
 

@@ -127,6 +127,8 @@ class RecordSources:
                 return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in items)
             case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
                 return any(self._may_hold_records(loop.iter) for loop in loops)
+            case ast.Attribute(value=value, attr="values"):
+                return self._may_hold_records(value)
             case ast.Attribute() | ast.Lambda():
                 return False
         return any(map(self._may_hold_records, ast.iter_child_nodes(node)))
@@ -161,9 +163,11 @@ class RecordSources:
         while todo:
             for part in [part for part in ast.walk(todo.pop()) if part not in parts]:
                 parts.add(part)
-                for place in script.places_of(part):
+                methods = script.functions.get(getattr(part, "attr", ""), ())
+                for place in (*script.places_of(part), *methods):
                     function = script.function_around(place) if isinstance(place, ast.arg) else None
-                    calls = script.calls_to(getattr(function, "name", ""))
+                    owner = getattr(script.parents.get(function or place), "name", "")
+                    calls = script.calls_to(getattr(function, "name", ""), owner)
                     todo += [item for call in calls for _, item in arguments_of(call)]
                     todo += [self.value_at(place) or place]
                 for use in script.reads_of(getattr(part, "id", None)):

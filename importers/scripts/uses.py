@@ -23,7 +23,7 @@ from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_
 from affidavit.importers.scripts.options import option_destination
 from affidavit.importers.scripts.repository import leading_definitions, modules_of
 from affidavit.importers.scripts.row_code import uses_of_row_code
-from affidavit.importers.scripts.row_kinds import NOTHING, Kinds
+from affidavit.importers.scripts.row_kinds import NOTHING, VALUE, Kinds
 from affidavit.importers.scripts.step_count import (
     enclosing_loops,
     optimizer_steps,
@@ -110,14 +110,12 @@ class Uses:
         yield from divided_losses(self.values)
         for call in self.kinds.sources.unread:
             yield call, "what another file computes of the records is not read"
+        for origin, line in self.kinds.joined.items():
+            yield origin, f"it computes records that line {line} takes"
         for node in self.script.nodes:
             match node:
                 case ast.Call():
                     why = self.of_call(node)
-                    origins, explained = self._origins_of_values(node) if why else ([], False)
-                    for origin in origins:
-                        yield origin, f"it computes records that line {node.lineno} takes"
-                    why = None if explained else why
                 case ast.Expr(value=ast.Call() as call):
                     why = self.of_effect(call)
                 case ast.Expr(value=value) if self.kinds.kinds(value) & SECRETS and not (
@@ -165,26 +163,6 @@ class Uses:
                     why = None
             if why is not None:
                 yield node, why
-
-    def _origins_of_values(self, call: ast.Call) -> tuple[list[ast.expr], bool]:
-        """Return what computes the values that a call takes for records, and if that is all."""
-        use, script = find_function(self.script, call), self.script
-        if last_name(call.func) != "fit" and (use is None or "data" not in use.gives):
-            return [], False
-
-        def values(items: Iterable[ast.AST | None]) -> list[ast.expr]:
-            exprs = (item for item in items if isinstance(item, ast.expr))
-            return [item for item in exprs if "value" in self.kinds.kinds(item)]
-
-        taken = values(item for _, item in arguments_of(call))
-        parts = values(part for item in taken for part in self.kinds.sources.made_of(item))
-        inputs = {part: values((*ast.iter_child_nodes(part), *(
-            item.value for item in script.bindings_of(part)))) for part in parts}  # fmt: skip
-        # An answer about one says nothing of what is computed from it.
-        computed = [part for part in parts if isinstance(part, ast.Call | ast.BinOp)]
-        origins = computed + [part for part in parts if not inputs[part] and part not in computed]
-        runs = all(is_reached(script, o) and not is_left_out(self.values, o) for o in origins)
-        return origins, runs and bool(origins)
 
     def of_call(self, call: ast.Call) -> str | None:
         """Say why a call is no understood use, if it is none."""
@@ -237,6 +215,11 @@ class Uses:
             if any(call not in ast.walk(o.iter) and self.kinds.kinds(o.iter) & {"lots", "lot"}
                    for o in around):  # fmt: skip
                 return "it draws another lot in the step of one"
+        fits = self.script.method_calls("fit", "fit_transform") if name == "transform" else ()
+        if any(
+            last_name(owner) == last_name(getattr(function, "value", call)) for _, owner in fits
+        ):
+            return None  # it is asked what it fits
         if (why := self._of_keras(call)) is not None:
             return why
         if taken & {"lots"} and builtin and name in ("list", "tuple", "sorted", "set", "dict"):
@@ -474,6 +457,8 @@ class Uses:
         if iterates or self.kinds.sources.reads(call):
             return None
         if (use := find_function(script, call)) is not None:
+            if "data" in use.gives and not self.kinds.makes_records(call):
+                passed = [(at, item) for at, item in passed if self.kinds.kinds(item) != VALUE]
             return self._taken(use, passed)
         if isinstance(call.func, ast.Attribute) and (
             (name in NAMES["container_methods"] and places and not script.is_imported(root))

@@ -747,6 +747,60 @@ def test_an_answer_about_values_does_not_cover_what_is_computed_of_them() -> Non
     assert is_stopped(text.replace(".str.len()", ".str.len()  # affidavit: harmless=by_row"))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X = X[:, X.std(0) > 0]",
+        "X = X[X > X.mean()]",
+        "X = X[y]",
+        "X = X[(y == 1) * 1]",
+        "X = X.clip(0, X.max())",
+        "X = X.fillna(X.mean())",
+        'X = X.fillna(method="ffill")',
+        'X = X.replace("?", method="ffill")',
+        "X = np.where(X > 0, X, X[::-1])",
+        "X = X.transform(lambda column: column / column.max())",
+        'X = df.groupby("age").transform("mean")',
+        "rule = PCA().fit(X)\nX = rule.transform(X)",
+        'X = pd.DataFrame({"a": X["a"].values, "b": X["b"].values[::-1]})',
+        'X["a"] = X["a"] / X["a"].max()',
+        "if X.mean() > 3:\n    X = X + 1",
+        "class Loaders:\n    def test(self, X):\n"
+        "        return train_test_split(X / X.max(), y)[0]\n"
+        "X = Loaders().test(X)",
+        "class Loaders:\n    def __init__(self, test):\n        self.rows = test\n"
+        "X = Loaders(train_test_split(X / X.max(), y)[0]).rows",
+    ],
+)
+def test_records_that_are_computed_together_are_asked_about(line: str) -> None:
+    assert is_stopped(TABLE.format(line=f"from sklearn.decomposition import PCA\n{line}"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'X = X[y == ">50K"]',
+        'X = X[~(X["age"] > 9) & X["sex"].notna()]',
+        'X = X[X.notna().all(axis=1)].replace("?", 0).fillna(0)',
+        'y = df["income"].str.strip().str.lower().isin(["a", "b"])',
+        "X = np.log1p(np.clip(X, 0, 9))",
+        "print(X.mean(), X.describe())",
+        "tested = TensorDataset(torch.tensor(X / X.max()))  # for the test",
+    ],
+)
+def test_a_table_whose_entries_are_computed_by_themselves_is_not(line: str) -> None:
+    partial = importer.read(TABLE.format(line=line).encode())
+    assert partial is not None
+    assert not partial.open_uses
+
+
+def test_each_line_that_computes_records_together_is_one_question() -> None:
+    line = "top = X.max()\nX = pd.get_dummies(X)\nX = X.astype(int)\nX = X / top\nprint(X.shape)"
+    partial = importer.read(TABLE.format(line=line).encode())
+    assert partial is not None
+    assert [use.line for use in partial.open_uses] == [10, 11, 13]
+
+
 SEEDED = """\
 import argparse
 import config
