@@ -4,7 +4,8 @@ The likelihood ratio S is a mean of b correlated lognormals v_i, and a large S n
 from one large v_i and its neighbours. So δ(ε) = E (S - e^ε)_+ is a sum over the index of the
 largest v_i: an integral over v_i, in which near bins move with one common normal, and far bins,
 independent of it, enter by their moments. In the other direction S is at least the geometric mean
-of its terms, whose curve is a closed form.
+of its terms, whose curve is a closed form. A record that is told a few bins which share little is
+allocated to these.
 
 >>> from affidavit.plan.events import BallsInBinsGaussian, Gram
 >>> gram = Gram(((1.0, 0.5), (0.5, 1.0)))
@@ -17,7 +18,7 @@ Guarantees
     * Both bounds hold with certainty. ``upper`` is near the truth at large ε and for bins with few
       neighbours, and loose for many neighbours and small ε.
 
-Reference: docs/theorems/balls-in-bins-correlated.md, Theorem 2.
+Reference: docs/theorems/balls-in-bins-correlated.md, Theorems 2 and 3.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ MAX_Z, MAX_NEIGHBOUR_Z = 9.5, 7.0
 """Deviations at which the integrals over v_i and over its neighbours end."""
 FAR_SHARE = 0.26
 """Products of far bins are at most this share of the largest."""
+DISCLOSED_SHARE = 0.1
+"""The most that log(1 + χ²) of few bins may be, over the largest product, to be computed."""
 TABLE_SIZE = 121
 """Number of ε at which the integral is computed; between them δ lies below its chord in e^ε."""
 DISTANCES = 500
@@ -115,6 +118,8 @@ class LargestBinCurve:
             remove = min(remove, _crossing(integral.delta, delta, remove))
         add = min(known, _crossing(self._add, delta, known))
         upper = max(remove, add)
+        if self._disclosed is not None:
+            upper = min(upper, self._disclosed.epsilon(delta).upper)
         return close_bracket(upper, self._below, lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
@@ -126,6 +131,8 @@ class LargestBinCurve:
         for integral in self._integrals:
             remove = min(remove, integral.delta(epsilon))
         upper = min(1.0, max(remove, min(known, self._add(epsilon))) + math.ulp(0.0))
+        if self._disclosed is not None:
+            upper = min(upper, self._disclosed.delta(epsilon).upper)
         return close_bracket(upper, self._below, lambda curve: curve.delta(epsilon))
 
     @cached_property
@@ -143,6 +150,19 @@ class LargestBinCurve:
         if len(self.pair.bins) > 1 or bins.copies > 1 or self.pair.max_square > MAX_SQUARE:
             return ()
         return build_integrals(bins)
+
+    @cached_property
+    def _disclosed(self) -> PrivacyCurve | None:
+        """The curve of a record that is told a few bins far apart, if these have little in common.
+
+        Source: docs/theorems/balls-in-bins-correlated.md, Theorem 3.
+        """
+        bins = self.pair.bins[0]
+        is_one = len(self.pair.bins) == 1 and bins.copies == 1
+        few = disclosed_bins(bins) if is_one else None
+        with suppress(AccountantError):
+            return None if few is None else AllocationAccountant().curve(few)
+        return None
 
     @cached_property
     def _below(self) -> tuple[PrivacyCurve, ...]:
@@ -200,10 +220,47 @@ def equal(bins: Bins) -> events.Event | None:
     return events.Composed(events=(shared, allocation))
 
 
+def _products_by_lag(bins: Bins) -> Array:
+    """Return the largest products of bins 0, ..., b - 1 apart, counted around, shape (b,)."""
+    places = np.arange(bins.count)
+    turned = bins.products[places[:, None], (places[:, None] + places) % bins.count]
+    return np.asarray(turned.max(axis=0))
+
+
+def disclosed_bins(bins: Bins) -> events.RandomAllocationGaussian | None:
+    """Return about the cheapest allocation to a few bins, as far apart, that bounds ``bins``.
+
+    None if a known bin costs about as little.
+    """
+    by_lag, squares, count = _products_by_lag(bins), bins.products.diagonal(), bins.count
+    best, least, width, others = 0, DISCLOSED_SHARE * float(by_lag[0]), 0, 0.0
+    for apart in range(1, count // 2 + 1):
+        number = count // apart
+        # A bin has as many of the others before it as are left of those behind it.
+        sums = np.append(0.0, np.cumsum(by_lag[apart * np.arange(1, number)]))
+        shared = float((sums + sums[::-1]).max())
+        square = min(float(by_lag[0]) + shared, 700.0)
+        if (cost := math.log1p(math.expm1(square) / number)) < least:
+            best, least, width, others = number, cost, apart, shared
+    if not best:
+        return None
+    shortest = float(squares.min())
+    is_longer = squares > shortest * (1 + ROUNDING)
+    places = (np.arange(count)[:, None] + width * np.arange(best)) % count
+    longer = int(is_longer[places].sum(axis=1).max())
+    most, less = (math.sqrt((square + others) * (1 + ROUNDING)) for square in (by_lag[0], shortest))
+    has_two = 0 < longer < best
+    return events.RandomAllocationGaussian(
+        bins=best,
+        noise_multiplier=1 / most,
+        attained_at=1 / less if has_two else None,
+        longer=longer if has_two else None,
+    )
+
+
 def build_integrals(bins: Bins) -> tuple[Integral, ...]:
     """Return the integrals of ``bins`` for two neighbourhoods beyond which products are small."""
-    places = np.arange(bins.count)
-    by_lag = bins.products[places[:, None], (places[:, None] + places) % bins.count].max(axis=0)
+    by_lag = _products_by_lag(bins)
     result: list[Integral] = []
     width = 1
     while 2 * width <= bins.count and len(result) < 2:

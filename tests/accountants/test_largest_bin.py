@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.accountants.largest_bin import LargestBinAccountant, build_integrals
+from affidavit.accountants.largest_bin import (
+    LargestBinAccountant,
+    build_integrals,
+    disclosed_bins,
+)
 from affidavit.accountants.monte_carlo.dominating_pair import build_pair
 from affidavit.accountants.post_processing import PostProcessedCurve
 from affidavit.accountants.protocol import PrivacyCurve, Unsupported
@@ -174,3 +179,71 @@ def test_other_releases_are_refused() -> None:
         LargestBinAccountant().curve(
             events.PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1.0)
         )
+
+
+def disclosed_products(seed: int) -> Matrix:
+    """Bins of a random short memory, some of which are in one epoch more."""
+    random = np.random.default_rng(seed)
+    bins, bands = int(random.integers(9, 30)), int(random.integers(2, 5))
+    coefficients = np.append(1.0, random.uniform(0.0, 1.0, bands - 1))
+    if seed % 3 == 0:
+        coefficients = np.append(coefficients, 0.05 * random.uniform(0.0, 1.0, 3 * bands))
+    steps = bins + int(random.integers(1, bins))
+    column = np.pad(coefficients, (0, steps))[:steps]
+    means = np.zeros((bins, steps))
+    for step in range(steps):
+        means[step % bins, step:] += column[: steps - step]
+    result = means @ means.T
+    return np.asarray(result * (random.uniform(0.3, 2.0) / result.max()))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_noise_of_disclosed_bins_is_a_part_of_the_noise(seed: int) -> None:
+    """The products of the bins of every place, over what each is allotted, stretch nothing."""
+    products = disclosed_products(seed)
+    (bins,) = build_pair(((binned(products), 1),)).bins
+    few = disclosed_bins(replace(bins, products=bins.products * 1e-3))
+    if few is None:
+        return
+    most = 1e3 / few.noise_multiplier**2
+    less = most if few.attained_at is None else 1e3 / few.attained_at**2
+    shortest, count = products.diagonal().min(), len(products)
+    widths = [width for width in range(1, count // 2 + 1) if count // width == few.bins]
+    fits = []
+    for width in widths:
+        fits.append(True)
+        for first in range(count):
+            places = (first + width * np.arange(few.bins)) % count
+            own = products[np.ix_(places, places)]
+            is_long = own.diagonal() > shortest * (1 + 1e-9)
+            allotted = np.sqrt(np.where(is_long, most, less))
+            if few.longer is not None:
+                fits[-1] &= np.count_nonzero(is_long) <= few.longer
+            fits[-1] &= np.linalg.norm(own / np.outer(allotted, allotted), 2) <= 1 + 1e-9
+    assert any(fits)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bins_that_are_disclosed_cost_no_less_than_simulated_runs(seed: int) -> None:
+    means = np.zeros((60, 100))
+    column = np.array([[1.0, 0.8, 0.6], [1.0, 0.5, 0.0], [1.0, 1.0, 1.0], [1.0, 0.9, 0.1]][seed])
+    for step in range(100):
+        means[step % 60, step : step + 3] += column[: 100 - step]
+    products = means @ means.T * 0.4
+    result = curve(products)
+    assert (
+        result.epsilon(1e-5).upper
+        < 0.7
+        * GaussianAccountant()
+        .curve(events.Gaussian(noise_multiplier=1 / math.sqrt(products.max())))
+        .epsilon(1e-5)
+        .upper
+    )
+    present, absent = ratios(products, np.random.default_rng(seed), 100_000)
+    for epsilon in (0.1, 0.3):
+        for values in (
+            np.maximum(0.0, 1 - math.exp(epsilon) / present),
+            np.maximum(0.0, 1 - math.exp(epsilon) * absent),
+        ):
+            error = 5 * values.std() / math.sqrt(values.size)
+            assert values.mean() - error <= result.delta(epsilon).upper
