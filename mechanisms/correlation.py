@@ -181,6 +181,8 @@ _EQUAL = 1e-9
 """The relative difference of column norms that are computed apart and count as equal."""
 _MAX_RATIO = 4.0
 """The most by which the estimated divergence of a bound that is computed is above the least."""
+_WIDTHS = 2
+"""Distances of lots that are told, of which each bound is computed."""
 _MAX_FORGOTTEN = 0.2
 """The most, over the noise, that entries of C are left out for."""
 _MAX_MOVE = 16.0
@@ -457,18 +459,19 @@ class Correlation:
         epochs, scale = -(-steps // at.turn), (record_distance(plan) / joint) ** 2
         known = (at.distance * at.sensitivity.value / joint) ** 2
         stretch, white, apart = math.inf, math.inf, math.inf
-        lots, disclosed = None, None
+        lots: LotsApart | None = None
+        disclosed: list[DisclosedLots] = []
         with suppress(TooLarge):
             stretch = max_stretch(at.strategy, 1)
             white = log_divergence(
                 at.turn, epochs * stretch**2 * scale
             )  # a bin is that of all epochs
             if place is not None:
-                white = epochs * placed_divergence(at.turn, (stretch / joint) ** 2, place)
+                white = epochs * placed_divergence([(at.turn, (stretch / joint) ** 2)], place)
         with suppress(TooLarge):
             chosen_at = scale if place is None else 1 / joint**2
             disclosed = disclosed_lots(at.strategy, turn=at.turn, scale=chosen_at, place=place)
-            apart = math.inf if disclosed is None else disclosed.log_divergence
+            apart = disclosed[0].log_divergence if disclosed else math.inf
             if place is None:
                 lots = lots_apart(at.strategy, turn=at.turn, scale=scale)
         common = math.inf if lots is None else lots.log_divergence(scale)
@@ -490,20 +493,21 @@ class Correlation:
                         longer=overlapping.longer,
                         less=overlapping.less,
                     )
-            if disclosed is not None and disclosed.width > 1 and apart < most:
-                width, alone = disclosed.width, joint / disclosed.stretch
+            if disclosed and (few := disclosed[0]).width > 1 and apart < most:
+                width, alone = few.width, joint / few.stretch
                 shown, at_least = -(-steps // width), math.sqrt(max(1, steps // at.turn))
-                longer = longer_lots(steps, turn=at.turn, width=width, lots=disclosed.lots)
+                longer = longer_lots(steps, turn=at.turn, width=width, lots=few.lots)
                 yield events.RandomAllocationGaussian(
-                    bins=disclosed.lots,
+                    bins=few.lots,
                     noise_multiplier=alone / math.sqrt(epochs) * _DOWN,
                     attained_at=None if longer is None else alone / at_least * _DOWN,
-                    released=shown if shown < disclosed.lots else None,
+                    released=shown if shown < few.lots else None,
                     longer=longer,
                 )
             return
-        if disclosed is not None and apart < most:
-            yield _placed_in_disclosed(disclosed, joint, place, turn=at.turn, steps=steps)
+        for few in disclosed[:_WIDTHS]:
+            if few.log_divergence < most:
+                yield _placed_in_disclosed(few, joint, place, turn=at.turn, steps=steps)
         if epochs == 1:
             with suppress(TooLarge):
                 scale = (DISTANCE / joint) ** 2
@@ -1206,6 +1210,7 @@ def _placed_in_disclosed(
         (disclosed.lots, epochs),
         (min(disclosed.lots, -(-rest // disclosed.width)), 1 if rest else 0),
     )
+    longer = 2 * disclosed.ends or disclosed.lots
     return events.Composed(
         events=tuple(
             events.Repeated(
@@ -1214,6 +1219,8 @@ def _placed_in_disclosed(
                     noise_multiplier=joint / disclosed.stretch * _DOWN,
                     drawn=schedule.double_up(Fraction(released, disclosed.lots)),
                     place=place,
+                    longer=longer if longer < released else None,
+                    others_at=joint / disclosed.inner * _DOWN if longer < released else None,
                 ),
                 count=count,
             )

@@ -312,14 +312,17 @@ class ReplacedAllocationGaussian(_Validated):
     With probability ``drawn`` the record is in one of the ``bins`` that are released, each with the
     same, and else in none, and so is its replacement. If it takes the ``place`` of another record,
     so does what replaces it, or a record that contributes nothing; no more is known of the place.
-    Without a place both have a bin of their own. No lower bound uses it. Source:
-    docs/theorems/random-allocation.md, Theorem 7; shuffled-lots.md, Theorem 6.
+    Without a place both have a bin of their own. All bins but ``longer`` may be at ``others_at``,
+    which is more noise; ignoring it bounds the release. No lower bound uses it. Source:
+    docs/theorems/random-allocation.md, Theorem 7; shuffled-lots.md, Theorems 6 and 7.
     """
 
     bins: int
     noise_multiplier: float
     drawn: float = 1.0
     place: Literal["replace_one", "zero_out"] | None = None
+    longer: int | None = None
+    others_at: float | None = None
 
     def __post_init__(self) -> None:
         _Validated.__post_init__(self)
@@ -327,6 +330,14 @@ class ReplacedAllocationGaussian(_Validated):
             raise ValueError(f"bins must be at least 1, got {self.bins}")
         if not 0 < self.drawn <= 1:
             raise ValueError(f"drawn must lie in (0, 1], got {self.drawn!r}")
+        if (self.longer is None) != (self.others_at is None):
+            raise ValueError("longer and others_at go together")
+        if self.longer is not None and not 1 <= self.longer < self.bins:
+            raise ValueError(f"longer must be between 1 and {self.bins - 1}, got {self.longer}")
+        if self.others_at is not None and not self.others_at >= self.noise_multiplier:
+            raise ValueError(
+                f"others_at must be at least the noise multiplier, got {self.others_at!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -190,6 +190,8 @@ class AllocationAccountant:
         """Return the curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         match leaves(event):
             case ((events.ReplacedAllocationGaussian() as leaf, 1),):
+                if self.provable:
+                    leaf = replace(leaf, longer=None, others_at=None)
                 return ReplacedCurve(tuple(dict.fromkeys(replaced_orders(leaf))))
         above, below = self._curves(event)
         least = above
@@ -266,10 +268,10 @@ class AllocationAccountant:
 
 
 def _with_whole_passes(leaf: Allocation) -> Allocation:
-    """Return ``leaf`` with one more pass of all bins in place of a last one of some."""
+    """Return ``leaf`` with all bins like the longest, those of one more pass."""
     if isinstance(leaf, events.RandomAllocationGaussian):
         return replace(leaf, longer=None)
-    return leaf
+    return replace(leaf, longer=None, others_at=None)
 
 
 def _orders(leaf: Allocation) -> Orders:

@@ -22,6 +22,7 @@ Reference: docs/theorems/random-allocation.md, Theorem 7; shuffled-lots.md, Theo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal
@@ -256,13 +257,15 @@ class Difference:
 class ReplacedDirection:
     """One order of an allocation to ``bins``; ``rate`` is 1/σ.
 
-    With probability ``drawn`` the record is in one of the bins, and else in none.
+    With probability ``drawn`` the record is in one of the bins, and else in none. ``slower`` says
+    how many of the bins have which other, lower rate.
     """
 
     bins: int
     rate: float
     order: Order
     drawn: float = 1.0
+    slower: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         # One bin has a closed form.
@@ -311,57 +314,85 @@ class ReplacedDirection:
 
         return Curves(uppers=uppers, lowers=np.zeros_like, step=float(nodes[-1]))
 
+    @property
+    def _kinds(self) -> tuple[tuple[int, float], ...]:
+        """How many bins there are of which rate, those of the most first."""
+        if self.slower is None:
+            return ((self.bins, self.rate),)
+        number, _ = self.slower
+        return tuple(sorted((self.slower, (self.bins - number, self.rate)), reverse=True))
+
+    def _laws(
+        self, cut_at: Callable[[Difference], float], ratio: float
+    ) -> list[tuple[Difference, int]]:
+        """Return the V of each kind of bins and their number, up to the largest V of all kinds.
+
+        ``cut_at`` returns the normal deviation above which V is cut if all bins are of its kind.
+        """
+        laws = [
+            (Difference(rate=rate, ratio=ratio, order=self.order), number)
+            for number, rate in self._kinds
+        ]
+        laws = [(replace(law, cut=cut_at(law)), number) for law, number in laws]
+        top = max(law.top for law, _ in laws)
+        if len(laws) == 1 or top <= 0:
+            return laws
+        return [
+            (replace(law, cut=float(law.places(np.array([top]))[0])), number)
+            for law, number in laws
+        ]
+
     def _threshold(self, ratio: float) -> float:
         """Return Θ: the record that is in no bin adds the same to both."""
         return self.bins * (1 / self.drawn - 1) * (ratio - 1)
 
-    def _cut(self, ratio: float, threshold: float, allowed: float, *, fine: bool) -> float:
-        """Return the least normal deviation above which ``allowed`` of δ is given away."""
-        law = Difference(rate=self.rate, ratio=ratio, order=self.order)
-        cuts = np.linspace(0.0, 2 * self.rate + 12.0, 400)
+    def _cut(self, law: Difference, threshold: float, allowed: float, *, fine: bool) -> float:
+        """Return the least normal deviation above which ``allowed`` of δ is given away.
+
+        All bins count as those of ``law``.
+        """
+        cuts = np.linspace(0.0, 2 * law.rate + 12.0, 400)
         if fine:
             # With little noise V rises within a fraction of these steps.
-            cuts = np.sort(np.append(cuts, law.places(ratio * _CUT_SIZES)))
+            cuts = np.sort(np.append(cuts, law.places(law.ratio * _CUT_SIZES)))
         values = law.values(cuts)
-        lost = self.drawn * ndtr(-cuts) * self._shortfall(law, cuts, values, threshold)
+        short = _shortfall([(law, self.bins - 1, cuts)], values, threshold)
+        lost = self.drawn * ndtr(-cuts) * short
         good = np.flatnonzero((values > 0) & (lost <= allowed))
         return float(cuts[good[0]] if good.size else cuts[-1])
 
-    def _shortfall(self, law: Difference, cuts: Array, tops: Array, threshold: float) -> Array:
-        """Return bounds of E (Θ - top - W)_+, W the sum of all V but one, shape (n,).
-
-        ``tops`` are the V at ``cuts``. Scarf's bound, by the mean and the variance of the sum of
-        min(V, top).
-        """
-        others, mean = self.bins - 1, 1 - law.ratio
-        # The tail's share of P, with its rounding, is more than the mean of (V - top)_+.
-        least = mean - ndtr(MOVES[self.order][0].over * self.rate - cuts) * (1 + 1e-9)
-        variance = others * np.maximum(0.0, law.square(cuts) - mean * mean * (1 - 1e-12))
-        above = tops + others * least - threshold
-        spread = np.sqrt(variance + above * above)
-        # The difference, without cancellation.
-        size = np.where(above > 0, variance / (spread + np.abs(above) + 1e-300), spread - above)
-        rounding = 1e-12 * (np.abs(tops) + others * np.abs(least) + abs(threshold))
-        return np.asarray(size / 2 * (1 + 1e-9) + rounding)
-
-    def _above(self, law: Difference, threshold: float) -> float:
-        """Return an upper bound of the part of δ where some V is above the top of ``law``.
+    def _above(self, laws: Sequence[tuple[Difference, int]], threshold: float) -> float:
+        """Return an upper bound of the part of δ where some V is above the top of its law.
 
         If the event is J it is E[S - Θ; J] + E[(Θ - S)_+; J] over the bins; the first is closed.
         """
-        q, over, under = law.ends
-        bins, ratio = self.bins, law.ratio
-        error = 4 * float(law.relative_error(np.array([law.cut]))[0])
-        beyond = over - ratio * under
-        some, others = (-math.expm1(number * math.log1p(-q)) for number in (bins, bins - 1))
-        linear = bins * (beyond - (ratio - 1 + beyond) * others) - threshold * some
-        size = bins * (2 * (over + ratio * under) + (ratio - 1) * others) + abs(threshold) * some
-        cut, top = np.array([law.cut]), np.array([law.top])
-        short = bins * q * float(self._shortfall(law, cut, top, threshold)[0])
+        bins = self.bins
+        log_none = sum(number * math.log1p(-law.ends[0]) for law, number in laws)
+        some = -math.expm1(log_none)
+        linear, size, short, shares, chances = (
+            -threshold * some,
+            abs(threshold) * some,
+            0.0,
+            0.0,
+            0.0,
+        )
+        error = 4 * max(float(law.relative_error(np.array([law.cut]))[0]) for law, _ in laws)
+        for kind, (law, number) in enumerate(laws):
+            (q, over, under), ratio = law.ends, law.ratio
+            others = -math.expm1(log_none - math.log1p(-q))
+            beyond = over - ratio * under
+            linear += number * (beyond - (ratio - 1 + beyond) * others)
+            size += number * (2 * (over + ratio * under) + (ratio - 1) * others)
+            rest = [
+                (other, count - (kind == place), np.array([other.cut]))
+                for place, (other, count) in enumerate(laws)
+            ]
+            short += number * q * float(_shortfall(rest, np.array([law.top]), threshold)[0])
+            shares, chances = shares + number * over, chances + number * q
         result = self.drawn / bins * (linear + error * size + short * (1 + error))
         # Nor is it more than the chance of the event, if it decides everything.
-        least = self.drawn * (over + (bins - 1 + max(0.0, -threshold)) * q) * (1 + error)
-        return max(0.0, min(result, least))
+        least = (shares + (bins - 1 + max(0.0, -threshold)) * chances) / bins
+        return max(0.0, min(result, self.drawn * least * (1 + error)))
 
     def least_upper(self, epsilon: float) -> float:
         """Return an upper bound of δ at ``epsilon`` (nats), accurate for the δ that it is."""
@@ -378,69 +409,116 @@ class ReplacedDirection:
         if bins == 1:
             calls = Difference(rate=rate, ratio=ratio, order=order).calls(np.array([threshold]))
             return min(1.0, self.drawn * float(calls.value[0] + calls.error[0]) * (1 + 1e-12))
-        cut = self._cut(ratio, threshold, _SHORTFALL_SHARE * guess, fine=fine)
-        law = Difference(rate=rate, ratio=ratio, order=order, cut=cut)
-        if law.top <= 0:
-            # Without a normal deviation above the cut, nothing is positive.
-            chance = float(ndtr(MOVES[order][0].over * rate - cut)) + (bins - 1) * float(ndtr(-cut))
-            return min(1.0, self.drawn * chance * (1 + 1e-9))
-        above = self._above(law, threshold)
+        allowed = _SHORTFALL_SHARE * guess
+        laws = self._laws(
+            lambda law: self._cut(law, threshold, allowed, fine=fine),
+            ratio,
+        )
+        if max(law.top for law, _ in laws) <= 0:
+            # Without a normal deviation above its cut, nothing is positive.
+            reach = MOVES[order][0].over
+            chance = sum(
+                number * float(ndtr(reach * law.rate - law.cut) + (bins - 1) * ndtr(-law.cut))
+                for law, number in laws
+            )
+            return min(1.0, self.drawn * chance / bins * (1 + 1e-9))
+        above = self._above(laws, threshold)
         low = float(ndtri(_LOW_SHARE / bins))
         is_low = MOVES[order][1].over < MOVES[order][1].under
-        bottom = law.value_at(-low if is_low else low, positive=False)
+        pieces = [
+            (law, number, law.value_at(-low if is_low else low, positive=False))
+            for law, number in laws
+        ]
         size = guess * bins / self.drawn
         inside = (_by_lattice if bins < _FEW_BINS else _by_inversion)(
-            law, bins, threshold, bottom, size, share=max(0.02, 1 - above / guess)
+            pieces, threshold, size, share=max(0.02, 1 - above / guess)
         )
         result = (inside * self.drawn / bins + above) * (1 + 1e-12)
         return result if result < 1 else 1.0
 
 
-def _by_inversion(
-    law: Difference, bins: int, threshold: float, bottom: float, size: float, *, share: float
-) -> float:
+def _shortfall(
+    others: Sequence[tuple[Difference, int, Array]], tops: Array, threshold: float
+) -> Array:
+    """Return bounds of E (Θ - top - W)_+, W the sum of the V of all ``others``, shape (n,).
+
+    With each law are its copies and the normal deviations at which V is each of ``tops``, shape
+    (n,). Scarf's bound, by the mean and the variance of the sum of min(V, top).
+    """
+    above, size, variance = tops - threshold, np.abs(tops) + abs(threshold), np.zeros(tops.size)
+    for law, copies, cuts in others:
+        mean = 1 - law.ratio
+        # The tail's share of P, with its rounding, is more than the mean of (V - top)_+.
+        share = ndtr(MOVES[law.order][0].over * law.rate - cuts)
+        least = mean - share * (1 + 1e-9)
+        square = np.maximum(0.0, law.square(cuts) - mean * mean * (1 - 1e-12))
+        above, size = above + copies * least, size + copies * np.abs(least)
+        variance = variance + copies * square
+    spread = np.sqrt(variance + above * above)
+    # The difference, without cancellation.
+    short = np.where(above > 0, variance / (spread + np.abs(above) + 1e-300), spread - above)
+    return np.asarray(short / 2 * (1 + 1e-9) + 1e-12 * size)
+
+
+Piece = tuple[Difference, int, float]
+"""The V of some bins, how many there are, and the value to which lower V are raised."""
+
+
+def _by_inversion(pieces: Sequence[Piece], threshold: float, size: float, *, share: float) -> float:
     """Return an upper bound of E (ΣV - Θ)_+, of which ``size`` is about the ``share``."""
-    saddle = Saddle.of(law.atoms, bins, threshold, bins * law.ratio)
-    if saddle.tilt * law.top > _MAX_STRAIN:
+    top = max(law.top for law, _, _ in pieces)
+    size_of_sum = sum(number * law.ratio for law, number, _ in pieces)
+    atoms = [(*law.atoms, number) for law, number, _ in pieces]
+    saddle = Saddle.of(atoms, threshold, size_of_sum)
+    if saddle.tilt * top > _MAX_STRAIN:
         # Hardly any sum is above the threshold.
-        saddle = replace(saddle, tilt=_MAX_STRAIN / law.top)
+        saddle = replace(saddle, tilt=_MAX_STRAIN / top)
     tolerance = _INSIDE_SHARE / share
     # Where the tilt favours the largest V, the sum is made by smaller ones.
-    strain = saddle.tilt * law.top
-    nodes = saddle.nodes(
-        bottom, law.top, min(0.01, tolerance * math.exp(-max(0.0, strain - 18) / 3))
-    )
+    strain = saddle.tilt * top
+    finest = min(0.01, tolerance * math.exp(-max(0.0, strain - 18) / 3))
     contour = saddle.contour(min(0.01, tolerance * math.exp(-max(0.0, strain - 24) / 4)), size)
-    return upper_excess(nodes, upper_masses(law, nodes), bins, threshold, contour)
+    laws = []
+    for place, (law, number, bottom) in enumerate(pieces):
+        nodes = saddle.nodes(bottom, law.top, finest, of=place)
+        laws.append((nodes, upper_masses(law, nodes), number))
+    return upper_excess(laws, threshold, contour)
 
 
-def _by_lattice(
-    law: Difference, bins: int, threshold: float, bottom: float, size: float, *, share: float
-) -> float:
+def _by_lattice(pieces: Sequence[Piece], threshold: float, size: float, *, share: float) -> float:
     """Return what ``_by_inversion`` does, for few bins, whose sums no tilt resolves."""
-    laws = ((law.atoms, bins),)
-    tilt = find_tilt(laws, threshold, bins * law.ratio)
+    laws = [(law.atoms, number) for law, number, _ in pieces]
+    bins, (largest, *_) = sum(number for _, number in laws), pieces[0]
+    for law, *_ in pieces:
+        largest = max(largest, law, key=lambda one: one.rate)
+    tilt = find_tilt(laws, threshold, bins * largest.ratio)
     log_moment, variance = moments(laws, tilt)
     saddle = LatticeSaddle(
         tilt=tilt, variance=variance, log_moment=log_moment, inside=0.0, delta=0.0
     )
-    most = law.ratio * min(law.rate, max(_MIN_MEDIAN, math.exp(-law.rate * law.rate / 2)))
+    most = min(
+        law.ratio * min(law.rate, max(_MIN_MEDIAN, math.exp(-law.rate * law.rate / 2)))
+        for law, *_ in pieces
+    )
     if size > _LARGE_DELTA * bins:
         # The V of the bin in which the record is make the mean.
-        most = min(most, math.exp(law.rate * law.rate / 2))
+        most = min(most, math.exp(largest.rate * largest.rate / 2))
     step = min(
         math.sqrt(4 * _INSIDE_SHARE / bins / share) / tilt,
         math.sqrt(variance) / 2,
         _MAX_STEP_SHARE * most,
     )
     window = compute_window(laws, saddle, threshold, _INSIDE_SHARE * size, step)
-    bottom = max(bottom, -_LATTICE_REACH * law.top)
-    reach = max(law.top - bottom, (window.high - window.low) / 4)
-    step = max(step, reach / _MAX_POINTS)
-    nodes = law.top - step * np.arange(max(math.ceil((law.top - bottom) / step), 2), -1.0, -1.0)
-    nodes[-1] = law.top
-    lattice = ConvolutionPower([(nodes, upper_masses(law, nodes), bins)], window)
-    return float(lattice.upper(np.array([threshold]))[0])
+    lowest = min(max(bottom, -_LATTICE_REACH * law.top) for law, _, bottom in pieces)
+    top = max(law.top for law, *_ in pieces)
+    step = max(step, max(top - lowest, (window.high - window.low) / 4) / _MAX_POINTS)
+    measures = []
+    for law, number, bottom in pieces:
+        reach = law.top - max(bottom, -_LATTICE_REACH * law.top)
+        nodes = law.top - step * np.arange(max(math.ceil(reach / step), 2), -1.0, -1.0)
+        nodes[-1] = law.top
+        measures.append((nodes, upper_masses(law, nodes), number))
+    return float(ConvolutionPower(measures, window).upper(np.array([threshold]))[0])
 
 
 def is_in_reach(leaf: events.ReplacedAllocationGaussian) -> bool:
@@ -473,9 +551,16 @@ def replaced_orders(
     leaf: events.ReplacedAllocationGaussian,
 ) -> tuple[ReplacedDirection, ReplacedDirection]:
     """Return both orders of what dominates ``leaf``; raises ``OutOfReach``."""
+    slower = None
+    if leaf.longer is not None and leaf.others_at is not None:
+        slower = (leaf.bins - leaf.longer, 1 / leaf.others_at)
     one, other = (
         ReplacedDirection(
-            bins=leaf.bins, rate=1 / leaf.noise_multiplier, order=order, drawn=leaf.drawn
+            bins=leaf.bins,
+            rate=1 / leaf.noise_multiplier,
+            order=order,
+            drawn=leaf.drawn,
+            slower=slower,
         )
         for order in _ORDERS[leaf.place]
     )

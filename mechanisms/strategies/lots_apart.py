@@ -17,6 +17,7 @@ Reference: docs/theorems/balls-in-bins-correlated.md, Theorem 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,6 +38,8 @@ from affidavit.mechanisms.strategies.white_noise import (
     largest_eigenvalue,
 )
 
+_MAX_ENDS = 6
+"""Numbers of lots at an end of an epoch, powers of two, that are told from the others."""
 _MIN_SHARE = 1e-3
 """The least ``LotsApart.less`` over ``own``, which keeps its noise in range."""
 
@@ -70,13 +73,16 @@ class DisclosedLots:
     """A record told, in each epoch, ``lots`` of which it is in one, ``width`` or more apart.
 
     ``stretch`` bounds ‖C_S‖ over the steps S of all these lots, in clip norms, and
-    ``log_divergence`` is about log(1 + χ²) of the run.
+    ``log_divergence`` is about log(1 + χ²) of the run. With ``ends`` the same holds for a
+    ``stretch`` of so many lots at each end of an epoch, and ``inner`` for all others.
     """
 
     lots: int
     width: int
     stretch: float
     log_divergence: float
+    ends: int = 0
+    inner: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,47 +160,85 @@ def longer_lots(steps: int, *, turn: int, width: int, lots: int) -> int | None:
 
 def disclosed_lots(
     strategy: Strategy, *, turn: int, scale: float, place: str | None
-) -> DisclosedLots | None:
-    """Return about the cheapest lots to tell of epochs of ``turn``; None for less than two.
+) -> list[DisclosedLots]:
+    """Return lots to tell of epochs of ``turn``, of one width each, about the cheapest first.
 
     A record takes the ``place`` of another, as does what replaces it (or, under zero_out, nothing);
     without a place it is there or not, in one lot for all epochs. ``scale`` is 1/σ² in squared clip
     norms, for the choice alone. Raises ``TooLarge``.
     """
-    best: DisclosedLots | None = None
+    result = []
     epochs = -(-strategy.steps // turn)
-    for width in (1 << power for power in range(turn.bit_length() - 1)):
-        lots, square = turn // width, square_of_disclosed(strategy, turn, width, place is None)
-        if place is None:
-            divergence = log_divergence(lots, epochs * square * scale)
-        else:
-            divergence = epochs * placed_divergence(lots, square * scale, place)
-        if best is None or divergence < best.log_divergence:
-            stretch = math.sqrt(square) * (1 + 4 * UNIT)
-            best = DisclosedLots(lots=lots, width=width, stretch=stretch, log_divergence=divergence)
-    return best
+    for width in sorted(step << power for step in (1, 3) for power in range(turn.bit_length())):
+        if (lots := turn // width) < 2:
+            break
+        best: DisclosedLots | None = None
+        square = square_of_disclosed(strategy, turn, width, place is None)
+        ways = [(square, 0, 0.0)]
+        if place is not None:
+            squares = squares_by_place(strategy, turn, width)
+            most = float(squares.max())
+            ways += [
+                (most, ends, float(squares[ends : lots - ends].max()))
+                for ends in (1 << power for power in range(_MAX_ENDS))
+                if 2 * ends < lots
+            ]
+        for most, ends, inner in ways:
+            if place is None:
+                divergence = log_divergence(lots, epochs * most * scale)
+            else:
+                kinds = [(2 * ends, most * scale), (lots - 2 * ends, inner * scale)]
+                kinds = kinds if ends else [(lots, most * scale)]
+                divergence = epochs * placed_divergence(kinds, place)
+            if best is None or divergence < best.log_divergence:
+                best = DisclosedLots(
+                    lots=lots,
+                    width=width,
+                    stretch=math.sqrt(most) * (1 + 4 * UNIT),
+                    log_divergence=divergence,
+                    ends=ends,
+                    inner=math.sqrt(inner) * (1 + 4 * UNIT),
+                )
+        if best is not None:
+            result.append(best)
+    return sorted(result, key=lambda lots: lots.log_divergence)
 
 
-def placed_divergence(lots: int, square: float, place: str) -> float:
-    """Return about log(1 + χ²) of a record that takes another's place in one of ``lots``.
+def placed_divergence(kinds: Sequence[tuple[int, float]], place: str) -> float:
+    """Return about log(1 + χ²) of a record that takes another's place in one of some lots.
 
-    ``square`` is that of a clip norm over the noise.
+    ``kinds`` are numbers of lots and, for each, the square of a clip norm over the noise.
     """
-    # E (f_2 - 1)², or E (f_2 - f_1)², over e^(4 square)
-    least = -math.expm1(-4 * square)
-    if place == "zero_out":
-        least = math.expm1(-3 * square) - 2 * math.expm1(-2 * square)
-    return float(np.logaddexp(0.0, 4 * square + math.log(max(least, 1e-300)) - math.log(lots)))
+    lots, logs = sum(number for number, _ in kinds), -math.inf
+    for number, square in kinds:
+        # E (f_2 - 1)², or E (f_2 - f_1)², over e^(4 square)
+        least = -math.expm1(-4 * square)
+        if place == "zero_out":
+            least = math.expm1(-3 * square) - 2 * math.expm1(-2 * square)
+        own = 4 * square + math.log(max(least, 1e-300)) + math.log(number / lots**2)
+        logs = float(np.logaddexp(logs, own))
+    return float(np.logaddexp(0.0, logs))
 
 
 @lru_cache(maxsize=32)
-def square_of_disclosed(
-    strategy: Strategy, turn: int, width: int, is_repeated: bool = False
-) -> float:
-    """Return a bound of ‖C_S‖² for S of ⌊b/w⌋ steps of each epoch, w or more apart, cyclically.
+def squares_by_place(strategy: Strategy, turn: int, width: int) -> Array:
+    """Return bounds of Σ_j ⟨|c_i|, |c_j|⟩ over the steps of ``square_of_disclosed``, shape (n,).
 
-    In squared clip norms; b is ``turn`` and w ``width``. Where they are ``is_repeated``
-    they have the same places in all epochs. Raises ``TooLarge``.
+    They are those of the first to the last step i of an epoch, in squared clip norms. Raises
+    ``TooLarge``.
+    """
+    count, product = _disclosed_steps(strategy, turn, width, is_repeated=False)
+    sums = product(np.ones(count)).reshape(-1, turn // width)
+    return np.asarray(sums.max(axis=0) * (1 + 8 * UNIT))
+
+
+def _disclosed_steps(
+    strategy: Strategy, turn: int, width: int, is_repeated: bool
+) -> tuple[int, Callable[[Array], Array]]:
+    """Return how many steps ``square_of_disclosed`` has, and products with what they share.
+
+    The steps are as near as they may be. The products, of vectors by a matrix that bounds
+    ⟨|c_i|, |c_j|⟩, are rounded up.
     """
     # Steps that are farther apart count as the nearer ones with the largest product.
     by_lag = np.maximum.accumulate(products_by_lag(strategy)[::-1])[::-1]
@@ -213,8 +257,21 @@ def square_of_disclosed(
         image = fftconvolve(spread, shifts)[size - 1 : 2 * size - 1]
         return np.asarray(image[steps] + slack * float(np.linalg.norm(vector)))
 
+    return steps.size, product
+
+
+@lru_cache(maxsize=32)
+def square_of_disclosed(
+    strategy: Strategy, turn: int, width: int, is_repeated: bool = False
+) -> float:
+    """Return a bound of ‖C_S‖² for S of ⌊b/w⌋ steps of each epoch, w or more apart, cyclically.
+
+    In squared clip norms; b is ``turn`` and w ``width``. Where they are ``is_repeated``
+    they have the same places in all epochs. Raises ``TooLarge``.
+    """
+    count, product = _disclosed_steps(strategy, turn, width, is_repeated)
     iterations = ITERATIONS if strategy.steps <= MAX_ITERATED_STEPS else 1
-    return largest_eigenvalue(product, steps.size, iterations) * (1 + 8 * UNIT)
+    return largest_eigenvalue(product, count, iterations) * (1 + 8 * UNIT)
 
 
 @lru_cache(maxsize=8)

@@ -19,6 +19,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     DisclosedLots,
     lots_apart,
     square_of_disclosed,
+    squares_by_place,
 )
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.plan import (
@@ -198,6 +199,55 @@ def test_lots_of_two_epochs_that_are_told_cost_no_less(place: Place) -> None:
             assert float(shown.mean()) - error <= most
             closest = max(closest, float(shown.mean()) / most)
     assert closest > 0.2
+
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize("place", ["replace_one", "zero_out"])
+@pytest.mark.parametrize("carry", [(0.7,), (0.6, 0.4)])
+def test_lots_at_the_ends_of_told_epochs_alone_meet_those_of_other_epochs(
+    place: Place, carry: tuple[float, ...]
+) -> None:
+    """Simulated runs of two epochs of lots of one record, all others at -1, at other places."""
+    sigma, width, lots = 1.6, len(carry) + 1, 3
+    turn = width * lots
+    strategy = Toeplitz.from_strategy([1.0, *carry], steps=2 * turn)
+    squares = squares_by_place(strategy, turn, width)
+    most, inner = float(squares.max()), float(squares[1])
+    assert inner < most * 0.9
+    told = DisclosedLots(
+        lots=lots,
+        width=width,
+        stretch=math.sqrt(most),
+        log_divergence=0.0,
+        ends=1,
+        inner=math.sqrt(inner),
+    )
+    cost = _placed_in_disclosed(told, sigma, place, turn=turn, steps=2 * turn)
+    draws, matrix = np.random.default_rng(4), strategy.strategy_matrix().T
+
+    def sums(record: float) -> Array:
+        orders = np.full((turn, turn), -1.0) + (record + 1) * np.eye(turn)
+        both = [np.append(one, other) for one in orders for other in orders]
+        return np.asarray(np.array(both) @ matrix / sigma)
+
+    def log_density(at: Array, means: Array) -> Array:
+        exponents = at @ means.T - (means**2).sum(axis=1) / 2
+        most_of = exponents.max(axis=1, keepdims=True)
+        return np.asarray(most_of[:, 0] + np.log(np.exp(exponents - most_of).mean(axis=1)))
+
+    with_record, without = sums(1.0), sums(-1.0 if place == "replace_one" else 0.0)
+    closest = 0.0
+    for epsilon, limit in zip((0.1, 0.8), upper_ends(cost, (0.1, 0.8)), strict=True):
+        for means, instead in ((with_record, without), (without, with_record)):
+            at = means[draws.integers(len(means), size=4000)]
+            at = at + draws.standard_normal(at.shape)
+            shown = np.maximum(
+                0, -np.expm1(epsilon + log_density(at, instead) - log_density(at, means))
+            )
+            error = 5 * float(shown.std()) / math.sqrt(len(shown))
+            assert float(shown.mean()) - error <= limit
+            closest = max(closest, float(shown.mean()) / limit)
+    assert closest > 0.3
 
 
 def test_a_record_that_is_there_or_not_does_not_bound_one_that_is_zero() -> None:

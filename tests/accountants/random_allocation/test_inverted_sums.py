@@ -32,8 +32,8 @@ def test_any_contour_gives_an_upper_bound_and_a_good_one_a_narrow_one() -> None:
         exact = truth(nodes, masses, copies, threshold)
         if exact < 1e-12:
             continue
-        saddle = Saddle.of((nodes, np.log(masses)), copies, threshold, 1.0)
-        good = upper_excess(nodes, masses, copies, threshold, saddle.contour(1e-4, exact))
+        saddle = Saddle.of([(nodes, np.log(masses), copies)], threshold, 1.0)
+        good = upper_excess([(nodes, masses, copies)], threshold, saddle.contour(1e-4, exact))
         assert exact * (1 - 1e-12) <= good <= exact * 1.02
         bad = Contour(
             tilt=saddle.tilt * math.exp(draw.uniform(-2, 2)),
@@ -41,7 +41,7 @@ def test_any_contour_gives_an_upper_bound_and_a_good_one_a_narrow_one() -> None:
             noise=draw.uniform(0, 1) / saddle.tilt,
             frequencies=draw.choice((3, 40, 2000)),
         )
-        assert upper_excess(nodes, masses, copies, threshold, bad) >= exact * (1 - 1e-12)
+        assert upper_excess([(nodes, masses, copies)], threshold, bad) >= exact * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("copies", [1, 1000])
@@ -52,8 +52,8 @@ def test_normal_values_have_the_mean_of_their_sum(copies: int) -> None:
     for z in (0.5, 3.0, 6.0):
         normal = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
         exact = deviation * (normal - z * math.erfc(z / math.sqrt(2)) / 2)
-        saddle = Saddle.of((nodes, np.log(masses)), copies, z * deviation, 1.0)
-        bound = upper_excess(nodes, masses, copies, z * deviation, saddle.contour(1e-3, exact))
+        saddle = Saddle.of([(nodes, np.log(masses), copies)], z * deviation, 1.0)
+        bound = upper_excess([(nodes, masses, copies)], z * deviation, saddle.contour(1e-3, exact))
         assert exact <= bound <= exact * 1.005
 
 
@@ -62,5 +62,5 @@ def test_frequencies_that_fail_leave_chernoffs_bound() -> None:
     copies, tilt = 1000, 1.0
     overflowing = Contour(tilt=tilt, period=1e-16, noise=1.0, frequencies=3)
     chernoff = math.exp(copies * math.log(math.cosh(tilt)) + 0.5) / (math.e * tilt)
-    bound = upper_excess(nodes, masses, copies, 0.0, overflowing)
+    bound = upper_excess([(nodes, masses, copies)], 0.0, overflowing)
     assert chernoff * (1 - 1e-6) <= bound <= chernoff * (1 + 1e-6)

@@ -23,14 +23,18 @@ def curve(bins: int, rate: float, order: Order = "independent") -> ReplacedCurve
     return ReplacedCurve((ReplacedDirection(bins=bins, rate=rate, order=order),))
 
 
-def released(bins: int, rate: float, sign: float, line: np.ndarray) -> np.ndarray:
-    """Chances of outputs on a lattice, in standard deviations of the noise."""
+def released(rates: list[float], sign: float, line: np.ndarray) -> np.ndarray:
+    """Chances of outputs of bins of these rates on a lattice, in deviations of the noise."""
     step = line[1] - line[0]
-    still, moved = (
-        step * np.exp(-((line - at) ** 2) / 2) / math.sqrt(2 * math.pi) for at in (0, sign * rate)
+    still, *moved = (
+        step * np.exp(-((line - at) ** 2) / 2) / math.sqrt(2 * math.pi)
+        for at in (0, *(sign * rate for rate in rates))
     )
-    parts = [[moved if here == there else still for there in range(bins)] for here in range(bins)]
-    return np.asarray(sum(functools.reduce(np.multiply.outer, part) for part in parts)) / bins
+    parts = [
+        [one if here == there else still for there, one in enumerate(moved)]
+        for here in range(len(rates))
+    ]
+    return np.asarray(sum(functools.reduce(np.multiply.outer, part) for part in parts)) / len(rates)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,7 @@ def test_the_upper_end_is_hardly_above_what_few_bins_show(
     bins: int, rate: float, epsilon: float
 ) -> None:
     line = np.linspace(-8 - rate, 8 + rate, 161 if bins == 3 else 801)
-    p, q = (released(bins, rate, sign, line) for sign in (1.0, -1.0))
+    p, q = (released([rate] * bins, sign, line) for sign in (1.0, -1.0))
     truth = float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
     upper = curve(bins, rate).delta(epsilon).upper
     assert truth * (1 - 2e-4) <= upper <= truth * 1.1
@@ -56,10 +60,79 @@ def test_a_record_in_the_place_of_another_costs_hardly_more_than_an_attack(
     line, truth = np.linspace(-8 - 2 * rate, 8 + 2 * rate, 801), 0.0
     for there, gone in ((2.0, 1.0), (1.0, 0.0)):
         moves = (there, gone) if order == "zeroed" else (gone, there)
-        p, q = (released(2, rate * distance, 1.0, line) for distance in moves)
+        p, q = (released([rate] * 2, distance, line) for distance in moves)
         truth = max(truth, float(np.maximum(p - math.exp(epsilon) * q, 0).sum()))
     upper = curve(2, rate, order).delta(epsilon).upper
     assert truth * (1 - 2e-4) <= upper <= truth * 1.35
+
+
+@pytest.mark.parametrize("order", ["replaced", "zeroed", "restored"])
+@pytest.mark.parametrize("rates", [[0.9, 0.4], [0.7, 0.7, 0.3], [0.8, 0.5, 0.5]])
+def test_bins_that_show_more_than_others_cost_more_than_these(
+    order: Order, rates: list[float]
+) -> None:
+    """Others lie at -1 or at nothing; all bins like the most or the least are the other ends."""
+    longest, shortest, bins = max(rates), min(rates), len(rates)
+    number = rates.count(shortest)
+    line = np.linspace(-7 - 2 * longest, 7 + 2 * longest, 161 if bins == 3 else 801)
+    pairs = {
+        "replaced": ((2, 0), (0, -2)),
+        "zeroed": ((2, 1), (0, -1)),
+        "restored": ((1, 0), (1, 2)),
+    }
+    mixed = ReplacedCurve(
+        (ReplacedDirection(bins=bins, rate=longest, order=order, slower=(number, shortest)),)
+    )
+    for epsilon in (0.0, 0.3, 1.2):
+        truth = 0.0
+        for there, gone in pairs[order]:
+            p, q = (released(rates, distance, line) for distance in (there, gone))
+            truth = max(truth, float(np.maximum(p - math.exp(epsilon) * q, 0).sum()))
+        upper = mixed.delta(epsilon).upper
+        assert truth * (1 - 1e-3) <= upper
+        closest = mean_of_differences(rates, order, epsilon)
+        assert closest * (1 - 1e-2) <= upper <= closest * 1.05
+        least, most = (
+            curve(bins, rate, order).delta(epsilon).upper for rate in (shortest, longest)
+        )
+        assert least * (1 - 1e-3) <= upper <= most * (1 + 1e-3)
+
+
+def mean_of_differences(rates: list[float], order: Order, epsilon: float) -> float:
+    """E (ΣV)₊ over the number of bins, by sums over a grid of the normal deviations."""
+    z = np.linspace(-7, 7 + 2 * max(rates), 121 if len(rates) == 3 else 801)
+    chances = np.exp(-(z**2) / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
+    moves = {"replaced": ((2, 0), (0, 2)), "zeroed": ((2, 1), (0, 1)), "restored": ((1, 0), (1, 2))}
+    sums, masses = np.zeros(1), np.ones(1)
+    for rate in rates:
+        values, shares = [np.zeros(1)], [np.zeros(1)]
+        for (over, under), sign in zip(moves[order], (1, -1), strict=True):
+            first, second = (np.exp(m * rate * z - (m * rate) ** 2 / 2) for m in (over, under))
+            difference = first - math.exp(epsilon) * second
+            values.append(difference[sign * difference > 0])
+            shares.append(chances[sign * difference > 0])
+        shares[0] += 1 - sum(share.sum() for share in shares)
+        sums = np.add.outer(sums, np.concatenate(values)).ravel()
+        masses = np.multiply.outer(masses, np.concatenate(shares)).ravel()
+    return float(masses @ np.maximum(sums, 0)) / len(rates)
+
+
+@pytest.mark.parametrize(("bins", "epsilon"), [(40, 0.3), (300, 0.1)])
+def test_many_bins_of_two_rates_lie_between_those_of_one(bins: int, epsilon: float) -> None:
+    orders: tuple[Order, ...] = ("replaced", "zeroed", "restored")
+    for order in orders:
+        low, high = (curve(bins, rate, order).delta(epsilon).upper for rate in (0.3, 0.5))
+        few, many = (
+            ReplacedCurve(
+                (ReplacedDirection(bins=bins, rate=0.5, order=order, slower=(number, 0.3)),)
+            )
+            .delta(epsilon)
+            .upper
+            for number in (2, bins - 2)
+        )
+        assert low * (1 - 0.02) <= many <= few * (1 + 0.02)
+        assert few <= high * (1 + 0.02)
+        assert math.log(high / few) < math.log(high / low) / 4
 
 
 @pytest.mark.ordinary("1-*")

@@ -16,6 +16,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     lots_apart,
     square_of_disclosed,
     squares_by_lag,
+    squares_by_place,
 )
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
@@ -77,6 +78,23 @@ def test_steps_that_are_told_stretch_no_vector_further(
         if len(set(first)) == 1:
             kept = square_of_disclosed(strategy, turn, width, is_repeated=True)
             assert np.linalg.norm(size[:, steps[steps < STEPS]], 2) ** 2 <= kept <= bound * 1.001
+
+
+@pytest.mark.parametrize(("turn", "width"), [(5, 1), (8, 2), (23, 4), (30, 8)])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda item: item.kind)
+def test_noise_of_another_size_for_each_told_step_stretches_no_vector(
+    strategy: Strategy, turn: int, width: int
+) -> None:
+    """C_S with each column over its own bound is no longer than one, and the inner ones gain."""
+    draws, size = np.random.default_rng(turn), np.abs(strategy.strategy_matrix())
+    squares = squares_by_place(strategy, turn, width)
+    epochs, lots = -(-STEPS // turn), np.arange(turn // width) * width
+    assert squares.shape == lots.shape
+    for trial in range(12):
+        first = np.full(epochs, trial) if trial < 2 else draws.integers(turn, size=epochs)
+        steps = np.concatenate([e * turn + np.sort((x + lots) % turn) for e, x in enumerate(first)])
+        scaled = size[:, steps[steps < STEPS]] / np.sqrt(np.tile(squares, epochs)[steps < STEPS])
+        assert np.linalg.norm(scaled, 2) <= 1 + 1e-12
 
 
 @pytest.mark.by_turns
