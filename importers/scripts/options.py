@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from affidavit.importers.names import NAMES, load_facts
 from affidavit.importers.scripts.launches import option_name
 from affidavit.importers.scripts.syntax import Script, keywords_of, last_name, unpacks
-from affidavit.importers.scripts.values import Evaluator, Record, Unreadable, source_text
+from affidavit.importers.scripts.values import Evaluator, NotSet, Record, Unreadable, source_text
 from affidavit.plan import read_inside
 
 PARSER_MAKERS = ("ArgumentParser", "add_argument_group", "add_mutually_exclusive_group")
@@ -62,11 +62,11 @@ def _option_default(values: Evaluator, call: ast.Call, name: str) -> Any:
     required = values.known_value(named.get("required")) not in (None, False)
     action = values.known_value(named.get("action"))
     if required or not all(item.startswith("-") for item in positional):
-        return Unreadable(call, f"{name} must be given on the command line")
+        return NotSet(call, f"{name} must be given on the command line")
     if action in ("store_true", "store_false") and "default" not in named:
         return action == "store_false"
     if "default" not in named or ("type" in named and values.assumed.get(name) in (True, False)):
-        return Unreadable(call, f"the option {name} has no default")
+        return NotSet(call, f"the option {name} has no default")
     value = values.try_evaluate(named["default"])
     kind = named.get("type")
     if not isinstance(value, str) or kind is None or getattr(kind, "id", "") == "str":

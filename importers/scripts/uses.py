@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 
@@ -20,7 +21,6 @@ from affidavit.importers.scripts.conditions import is_reached
 from affidavit.importers.scripts.loop_faults import divided_losses
 from affidavit.importers.scripts.model_parts import ModelParts
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
-from affidavit.importers.scripts.options import option_destination
 from affidavit.importers.scripts.repository import leading_definitions, modules_of
 from affidavit.importers.scripts.row_code import uses_of_row_code
 from affidavit.importers.scripts.row_kinds import NOTHING, VALUE, Kinds
@@ -32,6 +32,7 @@ from affidavit.importers.scripts.step_count import (
     unwrap_iterable,
 )
 from affidavit.importers.scripts.syntax import (
+    KNOWN_PACKAGES,
     Binding,
     Script,
     calls_any,
@@ -51,10 +52,12 @@ from affidavit.importers.scripts.use_table import (
     find_method,
     words_of,
 )
-from affidavit.importers.scripts.values import Evaluator, is_left_out, source_text
+from affidavit.importers.scripts.values import Evaluator, NotSet, is_left_out, source_text
 
 Passed = list[tuple[int | str, ast.expr]]
 KNOWN_SEED = "a reader of the seed knows the noise"
+SEEDING = ("seed", "determinis", "reproduc")
+"""Parts of the names of functions, or of the files, that seed generators."""
 
 
 def find_uses(
@@ -108,6 +111,8 @@ class Uses:
         yield from uses_of_row_code(self.kinds)
         yield from ModelParts(self.kinds).questions()
         yield from divided_losses(self.values)
+        if "" in self._seeding:
+            yield self.kinds.call, f"another file seeds as it is imported: {KNOWN_SEED}"
         for call in self.kinds.sources.unread:
             yield call, "what another file computes of the records is not read"
         for origin, line in self.kinds.joined.items():
@@ -328,6 +333,62 @@ class Uses:
             or getattr(script.parents[node], "func", None) is not node for node in fits
         )  # fmt: skip
 
+    def _may_know_seed(self, node: ast.Name | ast.Attribute) -> bool:
+        """Whether a reference to a function that seeds generators may give a known seed."""
+        values, script, call = self.values, self.script, self.script.parents[node]
+        run = call if isinstance(call, ast.Call) and call.func is node else None
+        named = [node, *(item.value for item in script.bindings_of(node) if item.value and run)]
+        paths = [path for item in named for path in script.paths_of(item)]
+        if not (paths or isinstance(node, ast.Name)) and node.attr in NAMES["seeds"]:
+            paths = [node.attr]  # of a generator
+        if not any(self._seeds(path, run) for path in paths):
+            return False
+        if self.kinds.library.key.startswith("optax") and (
+            node not in self.kinds.sources.made_of(self.kinds.call)
+        ):
+            return False  # it seeds weights, and not what the private call is given
+        engines = script.calls_to("PrivacyEngine")
+        if any(values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
+            return False
+        outer = script.parents[script.parents[call]] if isinstance(call, ast.Call) else call
+        if isinstance(outer, ast.Call) and last_name(outer.func) == "random_split":
+            return not isinstance(
+                getattr(node, "value", None), ast.Call
+            )  # of a generator of its own
+        if run is None:
+            return True  # what it is passed to, or named, may call it with any seed
+        return not _is_secret(values, next(iter(run.args), keywords_of(run).get("seed")))
+
+    def _seeds(self, path: str, call: ast.Call | None) -> bool:
+        """Whether what has a path in a package, or another file, may seed generators of noise."""
+        name, package = path.rpartition(".")[2], package_of(path)
+        other = self.kinds.library.key.startswith(("tensorflow", "jax", "optax", "objax"))
+        if path.startswith(() if other else ("tensorflow.random.", "jax.random.")):
+            return False
+        if name in NAMES["seeds"] or path == "jax.random.key":
+            return True
+        if call is None or package in (*NAMES["numerical_packages"], *sys.stdlib_module_names):
+            return False
+        if any(name in module.functions for module in self._modules):
+            return name in self._seeding
+        passed = (
+            str(text) for place, item in arguments_of(call) for text in (place, last_name(item))
+        )
+        taken = package not in KNOWN_PACKAGES and any("seed" in text for text in passed)
+        return taken or any(part in path.lower() for part in SEEDING)
+
+    @cached_property
+    def _seeding(self) -> set[str]:
+        """The functions of other files that seed generators, and "" if importing one does."""
+        names = set[str]()
+        for module in self._modules:
+            for call in module.calls:
+                if any(self._seeds(path, None) for path in module.paths_of(call.func)):
+                    names |= {getattr(top, "name", "") for top in leading_definitions(module, call)}
+                    within = (ast.FunctionDef, ast.ClassDef, ast.If)  # if it is the main program
+                    names |= {""} - {"" for o in module.ancestors(call) if isinstance(o, within)}
+        return names
+
     def _of_private_call(self, call: ast.Call) -> str | None:
         engine = call.func.value if isinstance(call.func, ast.Attribute) else call
         if self.kinds.library is OPACUS and "engine" not in self.kinds.kinds(engine):
@@ -367,11 +428,15 @@ class Uses:
             of_model = any("model" in self.kinds.kinds(item) for _, item in passed)
             if name == "load_state_dict" and not of_model:
                 return "the weights that it loads may be of records"
-            foreign = kind == "model" and name.endswith("_") and self._reads_elsewhere
+            foreign = kind == "model" and name.endswith("_") and any(
+                module.calls_to(*NAMES["file_readers"]) for module in self._modules)  # fmt: skip
             if foreign and any(self.kinds.sources.imported(part)
                                for _, item in passed for part in self.kinds.sources.made_of(item)
                                if isinstance(part, ast.Name)):  # fmt: skip
                 return "what another file reads may set it"
+            paths = (path for _, item in passed for path in self.script.paths_of(item))
+            if name == "apply" and not all(package_of(path) in KNOWN_PACKAGES for path in paths):
+                return "it runs code that is not read"
             if name == "map" and "batched" in keywords_of(call):
                 return "it may make several rows of one"
         if name == "step" and (why := self._of_step(call, base)) is not None:
@@ -470,10 +535,9 @@ class Uses:
         return reason
 
     @cached_property
-    def _reads_elsewhere(self) -> bool:
-        """Whether another file of the repository, that the script imports, reads a file."""
-        modules = modules_of(self.script, self.kinds.library.modules)[0]
-        return any(module.calls_to(*NAMES["file_readers"]) for module in modules)
+    def _modules(self) -> list[Script]:
+        """The other files of the repository that the script may import."""
+        return modules_of(self.script, self.kinds.library.modules)[0]
 
     @cached_property
     def _drawn(self) -> Kinds:
@@ -582,7 +646,7 @@ class Uses:
 
     def of_attribute(self, node: ast.Attribute) -> str | None:
         """Say why reading an attribute of an object is no understood use."""
-        if may_know_seed(self.kinds, node):
+        if self._may_know_seed(node):
             return KNOWN_SEED
         if node.attr == "fork_rng":
             return "the noise may be that of another step"
@@ -623,7 +687,7 @@ class Uses:
 
     def of_reference(self, node: ast.Name) -> str | None:
         """Ask about a function that uses private objects and is passed on."""
-        if may_know_seed(self.kinds, node):
+        if self._may_know_seed(node):
             return KNOWN_SEED
         if self._is_carried(node):
             return "it may be of an earlier lot"
@@ -776,36 +840,8 @@ class Uses:
         return bool(path) and not known and self.values.known_value(value) is None
 
 
-def may_know_seed(kinds: ObjectKinds, node: ast.expr) -> bool:
-    """Whether a reference to a function that seeds generators may give a seed that others know."""
-    values, script, call = kinds.values, kinds.script, kinds.script.parents[node]
-    path, name = script.module_path(node), last_name(node) or ""
-    foreign = isinstance(call, ast.Call) and call.func is node and bool(path) and (
-        package_of(path) not in NAMES["numerical_packages"]
-    )  # fmt: skip
-    known = name in NAMES["seeds"] or (foreign and any(
-        part in name.lower() for part in ("seed", "determinis")))  # fmt: skip
-    own = isinstance(node, ast.Name) and not script.is_imported(node)
-    torch = not kinds.library.key.startswith(("tensorflow", "jax", "optax", "objax"))
-    other = ("tensorflow.random.", "jax.random.") if torch else ()
-    if not (known or path == "jax.random.key") or own or path.startswith(other):
-        return False
-    if kinds.library.key.startswith("optax") and node not in kinds.sources.made_of(kinds.call):
-        return False  # it seeds weights, and not what the private call is given
-    engines = script.calls_to("PrivacyEngine")
-    if any(values.known_value(keywords_of(item).get("secure_mode")) for item in engines):
-        return False
-    outer = script.parents[script.parents[call]] if isinstance(call, ast.Call) else call
-    if isinstance(outer, ast.Call) and last_name(outer.func) == "random_split":
-        return not isinstance(getattr(node, "value", None), ast.Call)  # of a generator of its own
-    if not isinstance(call, ast.Call) or call.func is not node:
-        return True  # what it is passed to, or named, may call it with any seed
-    seed = next(iter(call.args), keywords_of(call).get("seed"))
-    return not _is_secret(values, seed)
-
-
 def _is_secret(values: Evaluator, seed: ast.expr | None) -> bool:
-    """Whether a seed is the system's entropy, or an option that the text gives no value."""
+    """Whether a seed is the system's entropy, or an option that no file gives a value."""
     match made := seed and (values.origin_of(seed) or seed):
         case ast.Call(func=function) if last_name(function) in NAMES["same_number"]:
             return bool(made.args) and _is_secret(values, made.args[0])
@@ -813,17 +849,10 @@ def _is_secret(values: Evaluator, seed: ast.expr | None) -> bool:
             return _is_secret(values, source)  # SystemRandom().getrandbits(31)
         case ast.Call(func=function):
             return values.script.module_path(function) in NAMES["entropy"]
-        case ast.Attribute() | ast.Subscript():
-            options = [
-                keywords_of(item)
-                for item in values.script.calls_to("add_argument")
-                if option_destination(item) == last_name(made)
-            ]
-            defaults = [item["default"] for item in options if "default" in item]
-            unknown = values.known_value(made) is None and not values.script.module_path(made)
-            return unknown and all(getattr(item, "value", item) is None or _is_secret(values, item)
-                                   for item in defaults)  # fmt: skip
-    return made is None
+        case ast.Attribute():
+            value = values.try_evaluate(made)
+            return value is None or isinstance(value, NotSet)
+    return False
 
 
 def _starts_listed(command: ast.expr | None, known: tuple[str, ...]) -> bool:

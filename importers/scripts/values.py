@@ -55,6 +55,10 @@ class Unreadable(Exception):
         self.node, self.why = node, why
 
 
+class NotSet(Unreadable):
+    """An option that has no value unless the command line gives it one."""
+
+
 @dataclass(frozen=True)
 class Record:
     """An object whose attributes or items are known expressions or values."""

@@ -415,6 +415,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("other", "line", "is_asked_about"),
+    [
+        ("def fix(n):\n    torch.manual_seed(n)\ndef prepare(n):\n    fix(n)\n",
+         "prepare(4)", True),
+        ("def prepare(n):\n    return n\ntorch.manual_seed(4)\n", "prepare(4)", True),
+        ("class prepare:\n    def __init__(self, n):\n        torch.manual_seed(n)\n",
+         "prepare(4)", True),
+        ("def fix(n):\n    torch.manual_seed(n)\ndef prepare(n):\n    print(n)\n",
+         "prepare(seed=4)", False),
+        ("def prepare(n):\n    g = torch.Generator()\n    g.manual_seed(n)\n", "prepare(4)", False),
+        ("def prepare(n):\n    print(n)\nif __name__ == '__main__':\n    torch.manual_seed(4)\n",
+         "prepare(4)", False),
+    ],
+)  # fmt: skip
+def test_another_file_that_seeds_is_asked_about(
+    other: str, line: str, is_asked_about: bool, folder: Path
+) -> None:
+    (folder / "tools.py").write_text("import torch\n" + other)
+    text = f"from tools import prepare\n{KERAS}{line}\n{OPTIMIZER}{USED}"
+    partial = importer.read(text.encode(), folder, name="train.py")
+    assert partial is not None
+    assert bool(partial.open_uses) is is_asked_about
+
+
+@pytest.mark.parametrize(
     ("text", "code"),
     [
         (TRAINER.replace("4.0", "4.0, disable_dp=True"), "privacy_disabled"),
