@@ -54,6 +54,9 @@ class ModelParts:
                 continue
             self.followed.add(part)
             self.todo += self._parts_of(*part)
+            for decorator in getattr(part[0], "decorator_list", ()):
+                name = last_name(getattr(decorator, "func", decorator))
+                self.todo += [] if name in NAMES["known_decorators"] else [(decorator, None)]
             match part:
                 case ast.Name() | ast.Attribute() as node, call:
                     reasons = [self._of_path(path, call) for path in self.script.paths_of(node)]
@@ -192,7 +195,12 @@ class ModelParts:
 
     def _of_class(self, owner: ast.ClassDef, call: ast.Call | None) -> Iterator[Part]:
         """Yield the bases of a class, and what its methods, or its bases, run of an object."""
-        yield from ((base, None) for base in owner.bases)
+        own_init = any(getattr(part, "name", "") == "__init__" for part in owner.body)
+        run = None if own_init else call
+        yield from ((base, run) for base in owner.bases)
+        yield from ((item.value, None) for item in owner.keywords)
+        if run is not None and not owner.bases:  # as a dataclass
+            yield from ((item, None) for _, item in arguments_of(run))
         plain = all((last_name(base) or "").endswith(PLAIN) for base in owner.bases)
         for part in ast.walk(owner):
             match part:
@@ -207,6 +215,8 @@ class ModelParts:
                     called = (item for item in ast.walk(function) if isinstance(item, ast.Attribute)
                               and item.attr not in self.script.functions)  # fmt: skip
                     yield from ((item, None) for item in called if _is_self(item.value))
+                case ast.Name("forward" | "call" | "__call__", ctx=ast.Store()):
+                    yield from ((item, None) for item in self._stored(part))
                 case ast.Attribute(ast.Name("self"), ctx=ast.Store()) if not plain:
                     yield from ((item, None) for item in self._stored(part))
 

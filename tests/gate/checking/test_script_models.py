@@ -183,6 +183,8 @@ def test_models_of_listed_layers_are_no_question(script: str) -> None:
             "        super().__init__(foo.Block, [2, 2])\nmodel = Net()",
             "class Holder:\n    net = nn.Sequential(foo.Net())\nmodel = Holder.net",
             "from .net import Net\nmodel = Net()",
+            "@foo.wrapped\ndef made():\n    return nn.Linear(784, 10)\nmodel = made()",
+            "model = nn.Linear(784, 10)\nmodel.apply(foo.change)",
         )),
     ],
 )  # fmt: skip
