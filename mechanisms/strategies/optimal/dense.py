@@ -44,7 +44,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy.linalg import solve_triangular, toeplitz
+from scipy.linalg import toeplitz
 
 from affidavit.mechanisms.strategies.numerics import Array
 from affidavit.mechanisms.strategies.optimal.dual import Dual, error_lower_bound, squared_error
@@ -211,21 +211,15 @@ def optimal_banded(
     column = optimal_toeplitz(steps, Workload(), Participation.single(), bands=width)
     places = np.arange(steps)[:, None] + np.arange(width)
     inside = places < steps
-    below = np.where(inside, places, 0)
-    across = np.broadcast_to(np.arange(steps)[:, None], below.shape)
 
-    def strategy(multiples: Array) -> tuple[Array, Array]:
+    def columns(multiples: Array) -> tuple[Array, Array]:
         entries = np.where(inside, multiples.reshape(steps, width) * column, 0.0)
         norms = np.linalg.norm(entries, axis=1, keepdims=True)
-        columns = np.zeros((steps, steps))
-        columns[below[inside], across[inside]] = (entries / norms)[inside]
-        return columns, norms
+        return entries / norms, norms
 
     def loss(multiples: Array, power: int) -> tuple[float, Array]:
-        columns, norms = strategy(multiples)
-        value, gradient = _log_error(columns, matrix, rows, power)
-        band = np.where(inside, gradient[below, across], 0.0)
-        unit = np.where(inside, columns[below, across], 0.0)
+        unit, norms = columns(multiples)
+        value, band = _log_error(unit, matrix, rows, power)
         band = (band - np.sum(band * unit, axis=1, keepdims=True) * unit) / norms
         return value, (band * column).ravel()
 
@@ -233,17 +227,55 @@ def optimal_banded(
     for power in (1,) if objective == "rms" else POWERS:
         search = functools.partial(loss, power=power)
         point = minimize_loss(search, point, precision=1e-8, iterations=ITERATIONS).point
-    return strategy(point)[0]
+    across = np.broadcast_to(np.arange(steps)[:, None], places.shape)
+    result = np.zeros((steps, steps))
+    result[places[inside], across[inside]] = columns(point)[0][inside]
+    return result
 
 
-def _log_error(strategy: Array, matrix: Array, rows: Array, power: int) -> tuple[float, Array]:
-    """Return log of (Σ w_t variance_t^p)^(1/p) and its gradient in C."""
-    noise = solve_triangular(strategy, np.eye(len(strategy)), lower=True, check_finite=False)
-    errors = matrix @ noise
+def _log_error(columns: Array, matrix: Array, rows: Array, power: int) -> tuple[float, Array]:
+    """Return log of (Σ w_t variance_t^p)^(1/p) and its gradient in the entries of C.
+
+    ``columns`` and the gradient have the band of column j of C in row j, from its diagonal on.
+    """
+    is_sum = np.array_equal(matrix, np.tri(len(matrix)))
+    noise = _inverse_of_band(columns)
+    errors = np.cumsum(noise, axis=0) if is_sum else matrix @ noise
     variance = np.sum(errors**2, axis=1)
     largest = np.max(variance)
     scaled = variance / largest
     total = rows @ scaled**power
-    weights = rows * scaled ** (power - 1) / (total * largest)
-    pulled = errors.T @ (weights[:, None] * errors)
-    return float(np.log(largest) + np.log(total) / power), -2 * pulled @ noise.T
+    errors *= 2 * (rows * scaled ** (power - 1) / (total * largest))[:, None]
+    pulled = np.cumsum(errors[::-1], axis=0)[::-1] if is_sum else matrix.T @ errors
+    return float(np.log(largest) + np.log(total) / power), -_pulled_through(pulled, columns, noise)
+
+
+def _inverse_of_band(columns: Array) -> Array:
+    """Return C⁻¹, shape (T, T), row by row."""
+    steps, width = columns.shape
+    result = np.zeros((steps, steps))
+    for step in range(steps):
+        row = result[step, : step + 1]
+        for back in range(1, min(width, step + 1)):
+            row[:-1] -= columns[step - back, back] * result[step - back, :step]
+        row[step] = 1.0
+        row /= columns[step, 0]
+    return result
+
+
+def _pulled_through(pulled: Array, columns: Array, noise: Array) -> Array:
+    """Return the band of ``(Cᵀ)⁻¹ pulled noiseᵀ`` as ``columns`` has it, shape (T, b).
+
+    Only the lower triangle counts.
+    """
+    steps, width = columns.shape
+    solved, result = np.ascontiguousarray(pulled), np.zeros((steps, width))
+    for step in range(steps - 1, -1, -1):
+        row = solved[step, : step + 1]
+        for ahead in range(1, min(width, steps - step)):
+            row -= columns[step, ahead] * solved[step + ahead, : step + 1]
+        row /= columns[step, 0]
+        for back in range(min(width, step + 1)):
+            column = step - back
+            result[column, back] = row[: column + 1] @ noise[column, : column + 1]
+    return result

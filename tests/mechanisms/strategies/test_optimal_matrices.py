@@ -9,6 +9,7 @@ from scipy.linalg import sqrtm
 from scipy.optimize import minimize
 
 from affidavit.mechanisms.strategies.optimal.dense import (
+    _log_error,
     convergence_aware,
     optimal_banded,
     optimal_dense,
@@ -302,3 +303,35 @@ class TestBanded:
     def test_too_many_steps(self) -> None:
         with pytest.raises(TooLarge, match="2049"):
             optimal_banded(np.tri(2049), 2)
+
+
+@pytest.mark.parametrize("power", [1, 4])
+@pytest.mark.parametrize("bands", [1, 3, 12])
+def test_the_loss_of_a_band_is_that_of_the_whole_matrix(bands: int, power: int) -> None:
+    """Σ w variance^p by a dense inverse, and its gradient by differences."""
+    steps, draws = 12, np.random.default_rng(bands)
+    weights = draws.random(steps) + 0.1
+    for matrix in (np.tri(steps), np.tril(draws.normal(size=(steps, steps)))):
+        columns = np.where(
+            np.add.outer(np.arange(steps), np.arange(bands)) < steps,
+            draws.uniform(-0.5, 0.5, (steps, bands)),
+            0.0,
+        )
+        columns[:, 0] = 1.0 + draws.random(steps)
+
+        def dense(band: np.ndarray, matrix: np.ndarray = matrix) -> float:
+            whole = np.zeros((steps, steps))
+            for column in range(steps):
+                height = min(bands, steps - column)
+                whole[column : column + height, column] = band[column, :height]
+            variance = np.sum((matrix @ np.linalg.inv(whole)) ** 2, axis=1)
+            return float(np.log(weights @ variance**power) / power)
+
+        value, gradient = _log_error(columns, matrix, weights, power)
+        assert value == pytest.approx(dense(columns), rel=1e-12, abs=1e-12)
+        for place in np.ndindex(columns.shape):
+            if sum(place) < steps:
+                moved = np.zeros_like(columns)
+                moved[place] = 1e-6
+                slope = (dense(columns + moved) - dense(columns - moved)) / 2e-6
+                assert gradient[place] == pytest.approx(slope, rel=1e-5, abs=1e-7)
