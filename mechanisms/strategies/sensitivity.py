@@ -324,10 +324,13 @@ def _climbed(gram: Array, signs: Array) -> Array:
 
 def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
     steps, most = len(gram), participation.max_participations(len(gram))
-    if steps * most * most > MAX_WORK:
+    # If patterns go on to the end, those that start a turn later have no step of their own.
+    goes_on = most * participation.separation >= steps
+    starts = min(steps, participation.separation) if goes_on else steps
+    if starts * most * most > MAX_WORK:
         raise Unaffordable(f"bounding {most} participations over {steps} steps")
-    sizes, reached = np.zeros(steps), np.zeros(steps)
-    for first in range(steps):
+    sizes, reached = np.zeros(starts), np.zeros(starts)
+    for first in range(starts):
         block, unsure = _block(gram, first, participation), _block(doubt, first, participation)
         sizes[first] = float(np.sum(np.abs(block))) + float(np.sum(unsure))
         signs = np.where(block[0] < 0, -1.0, 1.0)

@@ -285,3 +285,16 @@ def test_single_participation_is_one_step() -> None:
 def test_a_schema_needs_positive_numbers() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Participation.fixed_epoch(participations=0, separation=1)
+
+
+@pytest.mark.parametrize(("steps", "separation"), [(800, 1), (900, 2), (901, 2)])
+def test_steps_that_go_on_to_the_end_of_a_long_run_are_counted(steps: int, separation: int) -> None:
+    """The first turn's patterns have all others in them, which are not enumerated."""
+    draws = np.random.default_rng(separation)
+    matrix = np.tril(np.triu(draws.random((steps, steps)), -3)) + np.eye(steps)
+    at = Participation.fixed_epoch(participations=-(-steps // separation), separation=separation)
+    gram = matrix.T @ matrix
+    most = max(gram[first::separation, first::separation].sum() for first in range(separation + 1))
+    result = matrix_sensitivity(matrix, at)
+    assert result.value**2 == pytest.approx(most, rel=1e-6)
+    assert result.attained == pytest.approx(result.value, rel=1e-6)
