@@ -58,6 +58,7 @@ class JaxState:
 
     def __init__(self, jax: Any, recorder: Recorder) -> None:
         self._tree, self.recorder = jax.tree_util, recorder
+        self._is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
         self._parameters: dict[str, Any] = {}
         self._file = Path(recorder.job.first or recorder.job.out) / "parameters.json"
         if recorder.job.first is None:
@@ -108,8 +109,11 @@ class JaxState:
         for frame in self.recorder.lines.frames():
             for variable in self._variables:
                 function, _, name = variable.rpartition(".")
-                if function == frame.f_code.co_qualname and name in frame.f_locals:
-                    return frame.f_locals[name]
+                if function != frame.f_code.co_qualname or name not in frame.f_locals:
+                    continue
+                held = frame.f_locals[name]
+                if not any(map(self._is_traced, self._tree.tree_leaves(held))):
+                    return held
         return None
 
 
