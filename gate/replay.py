@@ -32,10 +32,16 @@ def replay(
     command: Annotated[
         list[str], typer.Argument(metavar="-- python SCRIPT", help="The command to replay.")
     ],
-    steps: Annotated[int, typer.Option(min=1, help="Releases of each run, at most.")] = 12,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Releases of each run, at most: 12, or fewer if they are slow."),
+    ] = None,
     records: Annotated[
-        int, typer.Option(min=1, help="Records to change, 1 of them in 4 ways.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            min=1, help="Records to change, 1 of them in 4 ways: 4, or fewer if runs are slow."
+        ),
+    ] = None,
     plan: Annotated[
         str | None, typer.Option(help="Plan to compare the noise, rate and steps with.")
     ] = None,

@@ -53,6 +53,7 @@ from affidavit.replay.program import (
     digest_files,
     parse_command,
 )
+from affidavit.replay.recorder import LAST_STEP
 from affidavit.replay.settings import (
     KINDS,
     LARGEST_CHANGES,
@@ -78,6 +79,10 @@ PACKAGES = {
 """What to import once, before the runs, if the program names a package."""
 FIRST_DEADLINE = 300.0
 """Seconds for the first run."""
+STEPS, RECORDS = 12, 4
+"""The number of releases, and of records that are changed, where the loop is not slow."""
+STEP_SECONDS, ALL_SECONDS = 4.0, 60.0
+"""Processor time that the steps of a run, and all runs, may take before these numbers shrink."""
 
 Launch = Callable[[Job, float], int | None]
 """Runs a job within a number of seconds, and returns the exit status of its process."""
@@ -128,6 +133,13 @@ class _Runner:
         if has_stopped and not any(map(_is_large, work.rglob("*"))):
             self._stopped = work.rename(self._place / "stopped")
 
+    def end_as(self, first: Record) -> bool:
+        """Let later runs make as many steps as the first; return whether slow steps ended it."""
+        steps = first["releases"] if first["ended"] == LAST_STEP else self._options.steps
+        is_slow = steps < self._options.steps
+        self._options = replace(self._options, steps=steps, step_seconds=None)
+        return is_slow
+
     def _new_job(self, results: Path | None = None) -> Job:
         """Return a job with a new copy of the folder, and a new folder for its results."""
         work, folder = self._place / "work", self._stopped or self._folder
@@ -172,15 +184,16 @@ def run(
     function: Callable[[], object],
     *,
     folder: str | Path | None = None,
-    steps: int = 12,
-    records: int = 4,
+    steps: int | None = None,
+    records: int | None = None,
     plan: Plan | None = None,
 ) -> ReplayRecord:
     """Replay a function that trains, in forks of this process, and return its record.
 
     What the function returns is compared too. It runs in a copy of ``folder``, by default in an
-    empty folder. ``steps`` is the number of releases, and ``records`` that of the records that are
-    changed. Noise and lots are compared with ``plan``, if there is one.
+    empty folder. ``steps`` is the number of releases, 12 by default, and ``records`` that of the
+    records that are changed, 4 by default; of a slow loop they are fewer by default. Noise and lots
+    are compared with ``plan``, if there is one.
     Raises ``ReplayRefused`` for a loop that cannot be replayed.
     """
     _require_fork()
@@ -189,7 +202,7 @@ def run(
 
     runs = child.Runs(lambda job: run_traced(job, function))
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    options = Job(folder="", out="", code=str(code), steps=steps)
+    options = _job(steps, code=str(code))
     place = None if folder is None else Path(folder).resolve()
     with closing(runs):
         return _replay(place, code, options, runs.launch, records, plan, shown=f"{name}()")
@@ -199,32 +212,31 @@ def replay_command(
     command: list[str],
     *,
     folder: str | Path = ".",
-    steps: int = 12,
-    records: int = 4,
+    steps: int | None = None,
+    records: int | None = None,
     plan: Plan | None = None,
     launch: Launch | None = None,
 ) -> ReplayRecord:
     """Replay ``python train.py ...`` in ``folder``, and return its record.
 
-    ``steps`` is the number of releases, and ``records`` that of the records that are changed.
-    Noise and lots are compared with ``plan``, if there is one.
+    ``steps`` is the number of releases, 12 by default, and ``records`` that of the records that are
+    changed, 4 by default; of a slow loop they are fewer by default. Noise and lots are compared
+    with ``plan``, if there is one.
     ``launch`` is that of an ``interpreter`` which has started, for several replays.
     Raises ``ReplayRefused`` for a loop that cannot be replayed.
     """
     program = parse_command(command, folder)
     _require_fork()
-    options = Job(
-        folder="",
-        out="",
-        script=program.script,
-        module=program.module,
-        arguments=program.arguments,
-        steps=steps,
-    )
+    options = _job(steps, script=program.script, module=program.module, arguments=program.arguments)
     started = interpreter(program.interpreter, *_packages(program))
     with started if launch is None else nullcontext(launch) as launch:
         shown = " ".join(command)
         return _replay(program.folder, program.folder, options, launch, records, plan, shown=shown)
+
+
+def _job(steps: int | None, **options: Any) -> Job:
+    seconds = STEP_SECONDS if steps is None else None
+    return Job(folder="", out="", steps=steps or STEPS, step_seconds=seconds, **options)
 
 
 def _require_fork() -> None:
@@ -302,7 +314,7 @@ def _replay(
     code: Path,
     options: Job,
     launch: Launch,
-    records: int,
+    records: int | None,
     plan: Plan | None,
     *,
     shown: str,
@@ -315,7 +327,7 @@ def _replay(
 
 
 def _compare_runs(
-    runner: _Runner, code: Path, records: int, execution: Execution | None, shown: str
+    runner: _Runner, code: Path, wanted: int | None, execution: Execution | None, shown: str
 ) -> ReplayRecord:
     first, out = runner.run(FIRST_DEADLINE)
     deadline = 30 + 10 * runner.seconds
@@ -325,9 +337,12 @@ def _compare_runs(
             f"the loop ended {first['ended']} ({first['ended_at']}).",
             _remedy_of(first["ended"]),
         )
-    neighbours = _neighbours(first, records)
-    runner.stop_before(neighbours, deadline, str(out))
+    is_slow = runner.end_as(first)
+    runner.stop_before(_neighbours(first, wanted or RECORDS), deadline, str(out))
     control, _ = runner.run(deadline, first=str(out))
+    records = wanted or _records_within(first["seconds"], control["seconds"])
+    is_slow |= records < (wanted or RECORDS)
+    neighbours = _neighbours(first, records)
     unstable = Unstable.of(first, control)
     findings = noise_findings(first) + lot_findings(first)
     if execution is not None:
@@ -394,7 +409,7 @@ def _compare_runs(
         largest_move=largest,
         files=_files(first, code),
         findings=tuple(findings),
-        notes=tuple(_notes(first, unstable.files_besides_logs())),
+        notes=tuple(_notes(first, unstable.files_besides_logs(), records if is_slow else None)),
         releases=tuple(sorted({event["origin"] for event in releases_of(first)})),
         ended=first["ended"],
         unstable=names,
@@ -556,7 +571,19 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
     ]
 
 
-def _notes(first: Record, unstable_files: Sequence[str]) -> Iterator[str]:
+def _records_within(first: float, other: float) -> int:
+    """Return how many records can be changed in the time for all runs, one at least.
+
+    ``first`` are the seconds of the first run, which one more repeats, and ``other`` those of each
+    later one: 6 for the first record, and 2 for each other.
+    """
+    runs = (ALL_SECONDS - 2 * first - other) / max(other, 1e-3)
+    return max(1, min(RECORDS, 1 + int(runs - 6) // 2))
+
+
+def _notes(
+    first: Record, unstable_files: Sequence[str], fewer_records: int | None
+) -> Iterator[str]:
     if any(event["origin"].endswith(".add_noise") for event in releases_of(first)):
         yield (
             "divisor_follows_size: Opacus divides by a size that follows the number of records; "
@@ -565,6 +592,11 @@ def _notes(first: Record, unstable_files: Sequence[str]) -> Iterator[str]:
     for name, where in first["written"].items():
         if name.startswith("outside: "):
             yield f"write_forbidden: {name.removeprefix('outside: ')} was not written ({where})."
+    if fewer_records is not None:
+        yield (
+            f"loop_is_slow: for the time that they take, runs had {first['releases']} releases and "
+            f"changed {fewer_records} records; --steps {STEPS} --records {RECORDS} shows more."
+        )
     if unstable_files:
         yield (
             f"file_not_compared: {', '.join(unstable_files)} differs between two runs on the same "

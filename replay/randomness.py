@@ -27,6 +27,8 @@ CLOCKS = (
     *("time", "monotonic", "perf_counter", "process_time"),
     *("localtime", "gmtime", "ctime", "asctime", "strftime"),
 )
+processor_seconds = time.process_time
+"""The true time that this process has computed."""
 WAITING = ("queue", "subprocess", "threading")
 """Modules that wait for other threads and processes, which take as long as they do."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -19,18 +20,28 @@ import numpy as np
 
 from affidavit.replay.arrays import array_of, leaves, with_leaves
 from affidavit.replay.lines import LineTrace
-from affidavit.replay.randomness import generators_state, seed_of_torch, set_generators
+from affidavit.replay.randomness import (
+    generators_state,
+    processor_seconds,
+    seed_of_torch,
+    set_generators,
+)
 from affidavit.replay.settings import Job
 from affidavit.replay.stopping import redirect_output, stop
 
 Event = dict[str, Any]
 COMPUTED = "computed"
 """The file of a run's values that depend on their arguments alone."""
+FEWEST_STEPS = 3
+"""Of slow steps: the second pass over a loader begins after two."""
 FEWEST_NOISELESS = 3
 """Releases in which a value equals its sum that show it to have no noise, not a tiny one."""
 FEWEST_COMPARED = 6
 SAME_DIRECTION = 0.999
 """Cosine of two releases' noise that shows them equal; of 6 independent values: 6e-8."""
+
+LAST_STEP = "after the last step"
+"""How a loop ends that ``EnoughSteps`` ends."""
 
 
 class EnoughSteps(BaseException):
@@ -53,6 +64,7 @@ class Recorder:
         if self._first is not None:
             self._computed = pickle.loads((self._first / COMPUTED).read_bytes())
         self._points = 0
+        self._began = math.inf
         self._seeds: list[int | None] = []
         self._drawn = ""
         self._noises: list[tuple[int, Any]] = []
@@ -90,11 +102,20 @@ class Recorder:
 
     def begin_release(self) -> None:
         """Count a release, or end the loop after the last one."""
-        if self.releases == self.job.steps:
+        if self.releases == self.job.steps or self._is_slow():
             raise EnoughSteps
         self.watch_from(self.releases)
         self.releases += 1
         self._drawn = hashlib.blake2b(generators_state(), digest_size=8).hexdigest()
+
+    def _is_slow(self) -> bool:
+        """Whether the steps after the first, which may compile, have taken too long."""
+        if self.job.step_seconds is None:
+            return False
+        if self.releases == 1:
+            self._began = processor_seconds()
+        spent = processor_seconds() - self._began
+        return self.releases >= FEWEST_STEPS and spent > self.job.step_seconds
 
     def watch_from(self, release: int) -> None:
         """Follow the job's value line by line, if it is to be watched from ``release`` on."""
@@ -232,6 +253,7 @@ class Recorder:
         record = {
             "events": self.events,
             "releases": self.releases,
+            "seconds": processor_seconds(),
             "lines": self.lines.to_json(),
             **values,
         }

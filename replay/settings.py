@@ -74,7 +74,8 @@ class Job:
     number of releases, ``lots`` those of one pass over a loader, and ``lot_records`` the number of
     records that a lot is thinned to. ``memory`` is in bytes. ``removed`` has the sums of the run
     without the changed record. A run with ``pause`` stops there, and one that ``continues`` goes on
-    from where that one stopped. ``clock`` is the time at its start, in seconds since 1970.
+    from where that one stopped. ``clock`` is the time at its start, in seconds since 1970. A run
+    with ``step_seconds`` ends early when its steps have taken so much of the processor.
     """
 
     folder: str
@@ -94,6 +95,7 @@ class Job:
     pause: Pause | None = None
     continues: bool = False
     clock: float = 0.0
+    step_seconds: float | None = None
 
     def to_json(self) -> str:
         """Return one line of JSON."""

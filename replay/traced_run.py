@@ -19,7 +19,7 @@ from affidavit.replay.confinement import confine_writes
 from affidavit.replay.datasets import Records, kept_rows
 from affidavit.replay.lines import LineTrace
 from affidavit.replay.randomness import fix_randomness
-from affidavit.replay.recorder import EnoughSteps, Recorder
+from affidavit.replay.recorder import LAST_STEP, EnoughSteps, Recorder
 from affidavit.replay.settings import Job
 from affidavit.replay.stopping import redirect_output
 from affidavit.replay.torch_state import TorchState, digest_of, note_objects
@@ -67,7 +67,7 @@ def run_traced(job: Job, program: Callable[[], Any]) -> None:
     try:
         returned = program()
     except EnoughSteps:
-        ended = "after the last step"
+        ended = LAST_STEP
     except SystemExit as exit:
         ended = f"with exit code {exit.code}" if exit.code not in (None, 0) else "normally"
     except BaseException as error:

@@ -11,7 +11,7 @@ from time import gmtime, monotonic, strftime
 
 import pytest
 
-from affidavit.replay import ReplayRefused, child, replay_command, to_text
+from affidavit.replay import ReplayRefused, child, driver, replay_command, to_text
 from affidavit.replay.driver import Launch
 from affidavit.replay.randomness import fix_randomness
 from affidavit.replay.settings import Job
@@ -79,6 +79,19 @@ def test_an_honest_loop_of_ones_own_is_not_refuted(replay: Replay) -> None:
     assert record.checks.sensitivity == record.checks.noise == "shown"
     assert record.largest_move is not None
     assert 0.5 < record.largest_move <= 1.001
+
+
+def test_a_slow_loop_has_fewer_steps_and_records_unless_they_are_named(
+    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(PLAIN)
+    monkeypatch.setattr(driver, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "ALL_SECONDS", 0.0)
+    record = replay_command(COMMAND, folder=tmp_path, launch=launch)
+    assert (record.steps, record.neighbours) == (3, 6)
+    assert [note for note in record.notes if "--steps" in note]
+    named = replay_command(COMMAND, folder=tmp_path, steps=5, records=2, launch=launch)
+    assert (named.steps, named.neighbours, named.notes) == (5, 8, ())
 
 
 @pytest.mark.soak
