@@ -29,6 +29,16 @@ class BadReplayRecord(CodedError):
     """A file is not a replay record; ``code`` is ``bad_replay_record``."""
 
 
+_CHANGES = {
+    "removed": "that is removed",
+    "zeroed": "that is zeroed",
+    "replaced": "that is replaced by another",
+    "outlier": "that is made an outlier",
+    "not_finite": "that is made not finite",
+}
+"""What is done to a record, in words."""
+
+
 class ChangedRecord(StrictModel):
     """How a neighbouring data set differs: ``record`` of ``dataset``, or all (``mixed``)."""
 
@@ -39,7 +49,12 @@ class ChangedRecord(StrictModel):
     def __str__(self) -> str:
         if self.kind == "mixed":
             return "data in which all records are mixed"
-        return f"record {self.record} {self.kind.replace('_', ' ')}"
+        return f"record {self.record} {self.change}"
+
+    @property
+    def change(self) -> str:
+        """What is done to the record, in words."""
+        return _CHANGES[self.kind]
 
 
 class ReplayFinding(StrictModel):

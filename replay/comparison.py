@@ -126,6 +126,7 @@ def noise_findings(first: Record) -> list[ReplayFinding]:
     events = first["events"]
     in_all: list[tuple[float, int]] = []
     by_name: dict[str, list[tuple[float, int]]] = {}
+    last: dict[str, tuple[int, dict[str, Any], float]] = {}
     for number, event in enumerate(releases_of(first)):
         accounted = _accounted_std(events, event)
         expected = event["noise_std"] if accounted is None else accounted
@@ -135,13 +136,16 @@ def noise_findings(first: Record) -> list[ReplayFinding]:
             return [_noise_finding("noise_repeated", message, FRESH_NOISE, number, event)]
         if not expected:
             continue
+        silent: list[tuple[str, str]] = []
         for name, (squares, size) in zip(event["names"], event["noise"], strict=True):
             by_name.setdefault(name, []).append((squares / expected**2, size))
+            last[name] = number, event, expected
             if size and not squares:
-                message = f"{name} gets no noise in release {number + 1}."
-                return [_noise_finding("noise_missing", message, FULL_NOISE, number, event, name)]
+                silent.append((name, name))
         for name, count in event["noiseless"]:
-            message = f"{count} values of {name} get no noise in releases 1 to {number + 1}."
+            silent.append((f"a part of {name} ({count} values)", name))
+        for part, name in silent:
+            message = f"{part} gets no noise in release {number + 1}."
             return [_noise_finding("noise_missing", message, FULL_NOISE, number, event, name)]
         squares, size = map(sum, zip(*event["noise"], strict=True))
         in_all.append((squares / expected**2, size))
@@ -157,11 +161,12 @@ def noise_findings(first: Record) -> list[ReplayFinding]:
                 return [_noise_finding("noise_scaled", message, FULL_NOISE, number, event)]
     for name, sums in by_name.items():
         if (ratio := _smaller_noise(sums)) is not None:
+            number, event, expected = last[name]
             message = (
-                f"the noise of {name} has standard deviation {ratio:.4g} of what it should be."
+                f"the noise of {name} has standard deviation {ratio * expected:.4g}, not "
+                f"{expected:.4g}."
             )
-            last = releases_of(first)[-1]
-            return [_noise_finding("noise_scaled", message, FULL_NOISE, None, last, name)]
+            return [_noise_finding("noise_scaled", message, FULL_NOISE, number, event, name)]
     return []
 
 
@@ -183,7 +188,7 @@ def _noise_finding(
     code: str,
     message: str,
     remedy: str,
-    number: int | None,
+    number: int,
     event: dict[str, Any],
     subject: str | None = None,
 ) -> ReplayFinding:
@@ -328,8 +333,10 @@ def compare(
         if times and math.isfinite(moved):
             largest = max(largest or 0.0, moved)
         mixed = _mixing_finding(one, other, lots[number], number, neighbour)
+        if finding is not None and mixed is not None:
+            finding = finding.model_copy(update={"remedy": "Fix records_mixed first."})
         if finding is not None or mixed is not None:
-            findings += filter(None, (finding, mixed))
+            findings += filter(None, (mixed, finding))
             break
     if not findings:
         flow = None if unstable.steps else _flow_finding(first, second, neighbour)
@@ -479,7 +486,8 @@ def _sensitivity(
     if not isinstance(norms, list):
         norms, moves = [norms], [math.sqrt(sum(move**2 for move in moves))]
     allowed = 1 if to_removed or neighbour.kind == "removed" else 2
-    change = f"removed ({neighbour.kind} before)" if to_removed else neighbour.kind
+    done = _changed(neighbour).change
+    change = "that is removed" if to_removed else done
     ratios = [
         move / norm if norm and math.isfinite(norm) else math.inf if move else 0.0
         for move, norm in zip(moves, norms, strict=True)
@@ -488,13 +496,14 @@ def _sensitivity(
     ratio = ratios[worst]
     name = one["names"][worst] if len(moves) > 1 else "the joint release"
     if not math.isfinite(ratio) or ratio > allowed * (1 + TOLERANCE):
+        since = f" from data with a record {done}" if to_removed else ""
         read = f" It was read {times} times for this release." if times > 1 else ""
         return ratio, ReplayFinding(
             code="sensitivity_exceeded",
             remedy="Clip each record's gradient by itself, and add it once.",
             check="sensitivity",
             message=f"release {number + 1} moves by {ratio:.4g} clip norms ({name}, clip norm "
-            f"{norms[worst]:.4g}); a record {change} may move it by {allowed}.{read}",
+            f"{norms[worst]:.4g}){since}; a record {change} may move it by {allowed}.{read}",
             where=other["line"],
             subject=max(zip(distances, one["names"], strict=True))[1],
             release=number,
@@ -540,7 +549,8 @@ def _mixing_finding(
                 message=f"what record {lot[at][1]} adds to release {number + 1} depends on another "
                 f"record of its batch (by {max(moves):.4g} clip norms in {tensor}), so clipping "
                 "each record does not bound what that one changes.",
-                remedy="Let the model and the loss treat each record as if it were alone.",
+                remedy="Let the model and the loss treat each record as if it were alone, and pad "
+                "records to one length for all batches.",
                 where=other["line"],
                 subject=tensor,
                 release=number,

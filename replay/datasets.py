@@ -101,6 +101,11 @@ class Records:
         if not any(item is dataset for item in self._private):
             self._private.append(dataset)
 
+    @property
+    def are_marked(self) -> bool:
+        """Whether the records are known from a line of the loop, or from what draws its lots."""
+        return bool(self._private)
+
     def marked(self, data: tuple[Any, ...]) -> Any:
         """Note records that a line of the loop marks, and return them with the change."""
         if len(data) == 1 and not is_array(data[0]) and not isinstance(data[0], list):

@@ -327,7 +327,7 @@ def _replay(
 
 
 def _compare_runs(
-    runner: _Runner, code: Path, wanted: int | None, execution: Execution | None, shown: str
+    runner: _Runner, code: Path, requested: int | None, execution: Execution | None, shown: str
 ) -> ReplayRecord:
     first, out = runner.run(FIRST_DEADLINE)
     deadline = 30 + 10 * runner.seconds
@@ -335,13 +335,15 @@ def _compare_runs(
         raise ReplayRefused(
             "loop_failed",
             f"the loop ended {first['ended']} ({first['ended_at']}).",
-            _remedy_of(first["ended"]),
+            "Start it by itself, with its data, and correct this."
+            if (of_replay := _remedy_in_replay(first["ended"])) is None
+            else of_replay,
         )
     is_slow = runner.end_as(first)
-    runner.stop_before(_neighbours(first, wanted or RECORDS), deadline, str(out))
+    runner.stop_before(_neighbours(first, requested or RECORDS), deadline, str(out))
     control, _ = runner.run(deadline, first=str(out))
-    records = wanted or _records_within(first["seconds"], control["seconds"])
-    is_slow |= records < (wanted or RECORDS)
+    records = requested or _records_within(first["seconds"], control["seconds"])
+    is_slow |= records < (requested or RECORDS)
     neighbours = _neighbours(first, records)
     unstable = Unstable.of(first, control)
     findings = noise_findings(first) + lot_findings(first)
@@ -417,7 +419,8 @@ def _compare_runs(
     )
 
 
-def _remedy_of(ended: str) -> str:
+def _remedy_in_replay(ended: str) -> str | None:
+    """Return what to do for a loop that ends so in a replay alone, or None."""
     if any(name in ended for name in ("RANK", "WORLD_SIZE", "MASTER_")):
         return (
             "A replay is one process: set RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 "
@@ -425,7 +428,7 @@ def _remedy_of(ended: str) -> str:
         )
     if ended.startswith(f"by PermissionError: a replay {ONLY_BELOW}"):
         return "Name a path below the folder in which replay starts; each run has a copy of it."
-    return "Start it by itself, with its data, and correct this."
+    return None
 
 
 def _files(first: Record, code: Path) -> tuple[ReplayedFile, ...]:

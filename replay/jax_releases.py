@@ -5,7 +5,8 @@ parameters at which gradients are clipped are the state that is compared. The bo
 that of the last clipped gradient. Of correlated noise only the sensitivity is tested.
 
 Lots are those of the batch selection strategies. They draw places of records, so the records are
-the rows of the variables of the loop that have as many.
+the rows of the variables of the loop that have as many. The batches of another loader are found
+where they are clipped: their rows are rows of variables of the loop.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ import numpy as np
 
 from affidavit.replay import jax_tracing
 from affidavit.replay.arrays import Traced, array_of
-from affidavit.replay.datasets import Records, all_subclasses
+from affidavit.replay.datasets import Records, all_subclasses, arrays_in
 from affidavit.replay.recorder import Recorder
 from affidavit.replay.torch_state import digest_of
 
@@ -35,17 +38,17 @@ def install(recorder: Recorder, records: Records) -> JaxState:
     jax_tracing.install(jax, recorder.job)
     state = JaxState(jax, recorder)
     if "jax_privacy" in sys.modules:
-        _watch_package(jax, compile_function, state)
+        _watch_package(jax, compile_function, state, _Batches(jax, records, state))
         _watch_lots(records, state)
         _solve_once(recorder)
     return state
 
 
-def _watch_package(jax: Any, compile_function: Any, state: JaxState) -> None:
+def _watch_package(jax: Any, compile_function: Any, state: JaxState, batches: _Batches) -> None:
     package: Any = importlib.import_module("jax_privacy")
     clipping: Any = importlib.import_module("jax_privacy.clipping")
     clipping.clipped_grad = package.clipped_grad = _watched_gradient(
-        jax, clipping.clipped_grad, compile_function, state
+        jax, clipping.clipped_grad, compile_function, state, batches
     )
     noise = importlib.import_module("jax_privacy.noise_addition")
     for kind in ("dense", "streaming"):
@@ -117,12 +120,94 @@ class JaxState:
         return None
 
 
+class _Batches:
+    """The batches of a loader that replay does not know, found by the values of their rows."""
+
+    def __init__(self, jax: Any, records: Records, state: JaxState) -> None:
+        self._tree, self._records, self._state = jax.tree_util, records, state
+        self._are_marked: bool | None = None
+        self._places: dict[bytes, list[int]] = {}
+
+    def masked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_argnums: int | Sequence[int]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Record the lot in the batch of a call, and return its arguments without a removed record.
+
+        The lots of a strategy, and those that a line of the loop marks, are recorded before.
+        """
+        numbers = [batch_argnums] if isinstance(batch_argnums, int) else list(batch_argnums)
+        columns = self._tree.tree_leaves([args[number] for number in numbers])
+        if self._are_marked is None:
+            self._are_marked = self._records.are_marked
+            if not self._are_marked:
+                self._find(columns)
+        if not self._places:
+            return args, kwargs
+        matches = [self._places.get(row, [-1]) for row in _rows_of(columns)]
+        # Of equal rows, such as those of a record and its replacement, the first run's is taken.
+        before = self._state.recorder.repeated(
+            "batch", {str(row): equal for row, equal in enumerate(matches)}
+        )
+        drawn = [
+            at_first[0] if {*at_first} & {*equal} else equal[0]
+            for at_first, equal in zip(before.values(), matches, strict=False)
+        ]
+        remaining = set(self._records.marked_lot([place for place in drawn if place >= 0]))
+        rows = [row for row, place in enumerate(drawn) if place < 0 or place in remaining]
+        if len(rows) == len(drawn):
+            return args, kwargs
+        places = np.array(rows, dtype=int)
+        changed = list(args)
+        for number in numbers:
+            changed[number] = self._tree.tree_map(lambda leaf: leaf[places], args[number])
+        if (padding := kwargs.get("is_padding_example")) is not None:
+            kwargs = kwargs | {"is_padding_example": padding[places]}
+        return tuple(changed), kwargs
+
+    def _find(self, columns: list[Any]) -> None:
+        """Find variables of the loop with more rows than the batch, and its first rows in them."""
+        firsts = [np.asarray(column)[:8] for column in columns]
+        held: dict[int, list[Any]] = {}
+        for frame in self._state.recorder.lines.frames():
+            for value in list(frame.f_locals.values()):
+                for item in arrays_in(value):
+                    if len(item) > len(columns[0]):
+                        held.setdefault(len(item), []).append(item)
+        for size in sorted(held, reverse=True):
+            chosen = [max(held[size], key=partial(_common_rows, rows)) for rows in firsts]
+            if all(map(_common_rows, firsts, chosen)):
+                self._records.mark_variables(size, self._state.shapes())
+                for place, row in enumerate(_rows_of(chosen)):
+                    self._places.setdefault(row, []).append(place)
+                return
+
+
+def _rows_of(columns: list[Any]) -> Iterator[bytes]:
+    """Yield the bytes of each row of all columns."""
+    arrays = [np.ascontiguousarray(column).reshape(len(column), -1) for column in columns]
+    for place in range(len(columns[0])):
+        yield b"".join(item[place].tobytes() for item in arrays)
+
+
+def _common_rows(rows: Any, others: Any) -> int:
+    """Return how many of a few rows an array has."""
+    if rows.shape[1:] != others.shape[1:] or str(rows.dtype) != str(others.dtype):
+        return 0
+    values = np.asarray(others)
+    return sum(bool((values == row).reshape(len(values), -1).all(1).any()) for row in rows)
+
+
 def _watched_gradient(
-    jax: Any, original: Any, compile_function: Any, state: JaxState
+    jax: Any, original: Any, compile_function: Any, state: JaxState, batches: _Batches
 ) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def clipped_grad(fun: Any, argnums: Any = 0, *args: Any, **kwargs: Any) -> Any:
         made = original(fun, argnums, *args, **kwargs)
+        bound = signature.bind(fun, argnums, *args, **kwargs)
+        bound.apply_defaults()
+        of_batch = bound.arguments["batch_argnums"]
         field = dataclasses.fields(made)[0].name
         function = getattr(made, field)
         compiled = compile_function(function)
@@ -135,6 +220,7 @@ def _watched_gradient(
             one = isinstance(argnums, int)
             state.note(args[argnums] if one else [args[place] for place in argnums])
             state.bound = float(made.l2_norm_bound)
+            args, kwargs = batches.masked(args, kwargs, of_batch)
             are_arrays = all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
             with jax.disable_jit(False):
                 if not are_arrays:

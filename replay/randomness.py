@@ -66,6 +66,8 @@ def fix_randomness(start: float) -> None:
         torch.manual_seed(0)
         torch.seed = torch.random.seed = lambda: torch.manual_seed(random.getrandbits(60)) and 0
         torch.set_num_threads(1)
+    if (tensorflow := sys.modules.get("tensorflow")) is not None:
+        tensorflow.random.set_seed(0)
     _fix_clock(start)
 
 

@@ -194,7 +194,7 @@ class Recorder:
             event["distances_to_removed"] = _distances(np.load(path).values(), sums)
         return list(np.load(self._first / f"noisy.{number}.npz").values())
 
-    def repeated(self, name: str, value: dict[str, float]) -> dict[str, float]:
+    def repeated(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
         """Return ``value`` in the first run, and in others what it was in the first."""
         path = (self._first or self.out) / f"{name}.{self._points}.json"
         if self._first is None:

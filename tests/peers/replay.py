@@ -181,6 +181,25 @@ def test_a_planted_fault_is_named(tmp_path: Path, launch: Launch, fault: Fault) 
     assert fault.is_named(record, loop), to_text(record)
 
 
+@pytest.mark.parametrize(("lot", "verdict"), [("lot", "not_refuted"), ("[*lot, *lot]", "refuted")])
+def test_batches_of_another_loader_are_found_by_their_rows(
+    tmp_path: Path, launch: Launch, lot: str, verdict: str
+) -> None:
+    start, end = LOOP.index("    lots = "), LOOP.index("        params, noise_state, state, loss =")
+    drawn = (
+        "    rng = np.random.default_rng(1)\n"
+        "    for _ in range(STEPS):\n"
+        "        lot = rng.permutation(SIZE)[:16]\n"
+        f"        lot = np.array({lot})\n"
+    )
+    (tmp_path / "train.py").write_text(LOOP[:start] + drawn + LOOP[end:])
+    command = [sys.executable, "train.py"]
+    record = replay_command(command, folder=tmp_path, records=2, launch=launch)
+    assert record.verdict == verdict, to_text(record)
+    assert record.checks.non_interference == "shown"
+    assert record.checks.sensitivity == ("shown" if verdict == "not_refuted" else "refuted")
+
+
 def test_records_that_no_variable_holds_have_to_be_marked(tmp_path: Path, launch: Launch) -> None:
     loop = LOOP.replace("batch_iterator(SIZE)", "batch_iterator(SIZE - 1)")
     with pytest.raises(ReplayRefused, match="no variable with the 199 records") as refused:
