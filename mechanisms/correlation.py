@@ -118,6 +118,7 @@ from affidavit.mechanisms.strategies.participation_mixture import (
     displaced_mixture,
     participation_mixture,
     placed_mixture,
+    reordered_mixture,
     separated_mixture,
 )
 from affidavit.mechanisms.strategies.registry import Setting, StepsMismatch, TooManyBuffers, build
@@ -519,14 +520,24 @@ class Correlation:
                     )
 
     def _placed_user(self, at: CorrelatedRun, joint: float) -> Iterator[events.Event]:
-        """The bound of a user whose records are each in a random lot of the epoch."""
+        """Bounds of a unit whose records are in random lots of the epochs, by how these meet."""
         records, scheme = self.plan.dataset.records_per_unit, self._phase.sampling.scheme
         is_shuffled, pair = scheme == "shuffled", self._pair
         # Costs given the lots, and moves of a replaced record, are not composed with others.
         alone = is_shuffled or pair == "replace_one"
-        if records == 1 or not (is_shuffled or scheme == "balls_in_bins"):
-            return
         if alone and not self._is_whole_run:
+            return
+        if records == 1 and is_shuffled and at.strategy.steps > at.turn:
+            with suppress(TooLarge):
+                reordered = reordered_mixture(at.strategy, turn=at.turn)
+                yield events.FixedSizeRun(
+                    weights=reordered.weights,
+                    noise_multiplier=joint
+                    / (reordered.spacing * record_distance(self.plan))
+                    * _DOWN,
+                    conceded=reordered.conceded,
+                )
+        if records == 1 or not (is_shuffled or scheme == "balls_in_bins"):
             return
         with suppress(TooLarge):
             placed = placed_mixture(

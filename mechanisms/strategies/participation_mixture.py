@@ -55,6 +55,10 @@ _STEP_BANDS, _MAX_TRANSFORMED = (8, 64), 6_400_000
 products of a band are those of its first step, and long runs have few bands."""
 _VALUES = 4096
 """Number of distinct product sizes."""
+_MAX_CHAIN = 10_000_000
+"""Products of a chain of lots, of epochs and pairs of places."""
+_CHAIN_ORDERS = 1e-3, 1e2, 64
+"""The orders λ of a chain of lots, over the largest product: least, largest and number."""
 _ORDERS = 1e-3, 1e4, 256
 """Least order, largest order and number of orders of moments, over the largest product."""
 PROBABILITY_ERROR = 1e-9
@@ -144,6 +148,54 @@ def placed_mixture(
         return np.minimum.accumulate(np.minimum(result * (1 + PROBABILITY_ERROR), 1.0))
 
     farthest = draws * math.sqrt(largest)
+    return round_to_nodes(tails, farthest, 1.0, 1 + 4 * UNIT)
+
+
+@lru_cache(maxsize=16)
+def reordered_mixture(strategy: Strategy, *, turn: int) -> ParticipationMixture:
+    """Return the distribution of s if a record has one lot of b = ``turn`` in each epoch, anew.
+
+    Lots of neighbouring epochs are a Markov chain; of others the largest product counts. Raises
+    ``TooLarge``. Source: docs/theorems/correlated-noise.md, Theorem 22 (c).
+    """
+    epochs, rest = -(-strategy.steps // turn), (strategy.steps - 1) % turn + 1
+    if epochs * turn > MAX_STEPS or epochs * turn * turn > _MAX_CHAIN:
+        raise TooLarge(f"{epochs} epochs of {turn} lots")
+    by_lag = products_by_lag(strategy) * (1 + 8 * UNIT)
+    padded = np.zeros((epochs + 1) * turn)
+    padded[: len(by_lag)] = by_lag
+    farther = np.maximum.accumulate(padded[::-1])[::-1]
+    gaps = np.arange(2, epochs)
+    common = 2 * float((epochs - gaps) @ farther[(gaps - 1) * turn + 1])
+    own, places = float(padded[0]), np.arange(turn)
+    near = padded[turn + places - places[:, None]]
+    most = 2 * float(near.max())
+    largest = (epochs * own + common + (epochs - 1) * most) * (1 + (epochs + 64) * UNIT)
+    orders = np.geomspace(*_CHAIN_ORDERS) / own
+    moments = orders * largest
+    for place, order in enumerate(orders):
+        # What is less than a double can hold counts as more.
+        step = np.maximum(np.exp(order * (2 * near - most)), 1e-300) / turn
+        # Steps that are never run move nothing.
+        runs = np.where(places < rest, 1.0, max(math.exp(-order * own), 1e-300))
+        after = step
+        if rest < turn:
+            after = step.copy()
+            after[:, rest:] = max(math.exp(-order * most), 1e-300) / turn
+        for epoch in range(epochs - 1):
+            runs = (step if epoch else after) @ runs
+            size = float(runs.max())
+            runs, moments[place] = runs / size, moments[place] + math.log(size)
+        moments[place] += math.log(float(runs.mean()))
+    moments += 1e-12 * (1 + orders * largest) + 4 * UNIT * epochs * (turn + 16)
+
+    def tails(distances: Array) -> Array:
+        square = np.square(distances)
+        result = np.exp(np.minimum((moments - orders * square[:, None]).min(axis=1), 0.0))
+        result = np.where(square >= largest, 0.0, result * (1 + PROBABILITY_ERROR))
+        return np.minimum.accumulate(np.minimum(result, 1.0))
+
+    farthest = math.sqrt(largest) * (1 + 4 * UNIT)
     return round_to_nodes(tails, farthest, 1.0, 1 + 4 * UNIT)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from itertools import permutations, product
 
@@ -19,6 +20,7 @@ from affidavit.mechanisms.strategies.moves_along_direction import independent_dr
 from affidavit.mechanisms.strategies.participation_mixture import (
     participation_mixture,
     placed_mixture,
+    reordered_mixture,
 )
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
@@ -276,3 +278,24 @@ def test_records_in_lots_of_their_own_do_not_all_add_up() -> None:
     column = math.hypot(1.0, 0.5)
     farthest = mixture.spacing * int(np.argmax(above <= 1e-6))
     assert math.sqrt(10) * column <= farthest <= 7 * column
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_record_in_new_orders_moves_a_run_no_further_than_its_lots(seed: int) -> None:
+    """All lots of few epochs, enumerated, of which the last one may end early."""
+    draws = np.random.default_rng(seed)
+    epochs = int(draws.integers(1, 5))
+    turn = int(draws.integers(1, 9 if epochs < 4 else 6))
+    steps = (epochs - 1) * turn + int(draws.integers(1, turn + 1))
+    column = np.append(1.0, draws.uniform(-0.4, 1.0, min(int(draws.integers(0, 9)), steps - 1)))
+    strategy = Toeplitz.from_strategy(column.tolist(), steps=steps)
+    mixture = reordered_mixture(strategy, turn=turn)
+    size = np.abs(strategy.strategy_matrix())
+    size = np.append(size, np.zeros((steps, epochs * turn - steps)), axis=1)
+    places = itertools.product(*(range(e * turn, (e + 1) * turn) for e in range(epochs)))
+    moves = np.array([np.linalg.norm(size[:, list(lots)].sum(axis=1)) for lots in places])
+    weights, nodes = np.array(mixture.weights), mixture.spacing * np.arange(len(mixture.weights))
+    for node in (*nodes[:-1], *(moves * (1 - 1e-12))):
+        above = weights[nodes > node].sum() + mixture.conceded
+        assert np.mean(moves > node * (1 + 1e-12)) <= above * (1 + 1e-9)
+    assert nodes @ weights <= 1.5 * moves.max()
