@@ -23,6 +23,7 @@ PARTIAL = "functools.partial"
 PLAIN = ("Module", "Model", "Layer")
 """Ends of the names of bases that run no part of an object by themselves."""
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Part = tuple[ast.AST, ast.Call | None]
 """What a part of a model may be, and the call that runs it, whose result is the part."""
 
@@ -36,8 +37,15 @@ class ModelParts:
         self.refuses = find_import(self.script, ("opacus", "torchdp")) is not None
         """Whether the library refuses models with layers that join records."""
         self.todo, self.followed = list[Part](), set[Part]()
-        self.runs: dict[ast.AST, list[ast.Call]] = defaultdict(list)
+        self.runs: dict[ast.AST, dict[ast.Call, None]] = defaultdict(dict)
         """The calls that make parts, by the function that they run."""
+        self.parameters: dict[ast.AST, list[tuple[ast.arg, ast.Call | None]]] = defaultdict(list)
+        """The parameters of functions that were followed."""
+        self.of_classes: dict[str, list[ast.expr]] = defaultdict(list)
+        """What the bodies of classes give a name."""
+        for (scope, name), bindings in self.script.bindings.items():
+            if isinstance(scope, ast.ClassDef):
+                self.of_classes[name] += (o for item in bindings for o in self._stored(item.node))
         self.put: dict[str | None, list[ast.expr]] = defaultdict(list)
         """What is put into an object, by the last part of its name."""
         for call, base in self.script.method_calls(*NAMES["mutators"]):
@@ -133,7 +141,9 @@ class ModelParts:
             case ast.ClassDef():
                 return self._of_class(node, call)
             case ast.arg():
-                return [(item, call) for item in self._passed_for(node)]
+                function = self.script.function_around(node)
+                self.parameters[function].append((node, call))
+                return [(item, call) for item in self._passed_for(function, node)]
             case ast.FunctionDef() | ast.Lambda():
                 self._run(node, call)
                 made = [self._result_of(node)] if call is None else self._results_of(node)
@@ -176,9 +186,7 @@ class ModelParts:
                 yield from ((item, call) for item in ([place] if known else self._stored(place)))
         yield from ((item, None) for item in self.put[last_name(node)])
         if isinstance(node, ast.Attribute) and not (paths or _is_self(node.value)):
-            for (scope, name), bindings in self.script.bindings.items():
-                if name == node.attr and isinstance(scope, ast.ClassDef):
-                    yield from ((item, call) for o in bindings for item in self._stored(o.node))
+            yield from ((item, call) for item in self.of_classes[node.attr])
             made = self.values.origin_of(node.value)
             if not (isinstance(made, ast.Call) and self.kinds.functions(made.func)):
                 yield node.value, None
@@ -238,25 +246,26 @@ class ModelParts:
         )
         return made[0] if makes else None
 
-    def _run(self, function: ast.AST, call: ast.Call | None) -> None:
-        """Note a call of a function that makes parts, and follow its parameters again."""
+    def _run(self, function: Function, call: ast.Call | None) -> None:
+        """Note a call of a function that makes parts, and follow what it passes."""
         if call is not None and call not in self.runs[function]:
-            self.runs[function].append(call)
-            own = {*ast.walk(function.args)}  # type: ignore[attr-defined]
-            again = {part for part in self.followed if part[0] in own}
-            self.followed -= again
-            self.todo += again
+            self.runs[function][call] = None
+            for arg, run in self.parameters[function]:
+                self.todo += ((item, run) for item in self._passed(function, arg, call))
 
-    def _passed_for(self, arg: ast.arg) -> Iterator[ast.expr]:
+    def _passed_for(self, function: Function, arg: ast.arg) -> Iterator[ast.expr]:
         """Yield what may be passed for a parameter, or is its default."""
-        function = self.script.function_around(arg)
         constructs = getattr(function, "name", "") == "__init__"
         named = self.script.parents[function] if constructs else function
         for call in (*self.runs[function], *self.script.calls_to(getattr(named, "name", ""))):
-            every = unpacks(call) or arg in (function.args.vararg, function.args.kwarg)
-            passed = arguments_of(call) if every else self.script.passed_arguments(function, call)
-            yield from (item for key, item in passed if every or key == arg.arg)
+            yield from self._passed(function, arg, call)
         yield from filter(None, [default_of(function, arg.arg)])
+
+    def _passed(self, function: Function, arg: ast.arg, call: ast.Call) -> Iterator[ast.expr]:
+        """Yield what a call may pass for a parameter."""
+        every = unpacks(call) or arg in (function.args.vararg, function.args.kwarg)
+        passed = arguments_of(call) if every else self.script.passed_arguments(function, call)
+        yield from (item for key, item in passed if every or key == arg.arg)
 
     def _stored(self, target: ast.AST) -> list[ast.expr]:
         """Return the value that a target gets."""
