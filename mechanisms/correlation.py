@@ -96,6 +96,7 @@ from affidavit.mechanisms.strategies.lots_apart import (
     overlapping_lots,
     placed_divergence,
     products_by_lag,
+    sum_of_products,
 )
 from affidavit.mechanisms.strategies.moves_along_direction import (
     MAX_LEVELS,
@@ -652,11 +653,11 @@ class Correlation:
                 ways.append((0.0, drawn_there))
         with suppress(TooLarge):
             products = products_by_lag(at.strategy)
-            others = 2 * float(products[1:].sum()) * (1 + len(products) * 2.0**-52)
+            largest = float(products[1:].max(initial=0.0))
             run = events.OverlappingColumns(
                 own=float(products[0]),
-                others=others,
-                largest_other=float(products[1:].max(initial=0.0)),
+                others=max(largest, sum_of_products(at.strategy)),
+                largest_other=largest,
                 draws=getattr(drawn, "records", 1),
                 sampling_probability=drawn.sampling_probability,
                 steps=steps,

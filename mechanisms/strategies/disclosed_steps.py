@@ -82,9 +82,13 @@ def products_of_columns(strategy: Strategy) -> tuple[float, ...]:
 
     Products of steps that are further apart are zero. Raises ``TooLarge``.
     """
+    return tuple(map(float, _products(strategy, strategy.bands) * rounding_of_products(strategy)))
+
+
+def rounding_of_products(strategy: Strategy) -> float:
+    """Return by how much ⟨|c_i|, |c_j|⟩ may be above what is computed of C."""
     slack, stretch = _rounding(strategy)
-    products = _products(strategy, strategy.bands)
-    return tuple(map(float, products * (slack * stretch**2 * (1 + 4 * UNIT))))
+    return slack * stretch**2 * (1 + 4 * UNIT)
 
 
 def _rounding(strategy: Strategy) -> tuple[float, float]:

@@ -23,7 +23,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from affidavit.mechanisms.strategies.disclosed_steps import MAX_BANDS, products_of_columns
+from affidavit.mechanisms.strategies.disclosed_steps import (
+    MAX_BANDS,
+    products_of_columns,
+    rounding_of_products,
+)
 from affidavit.mechanisms.strategies.numerics import UNIT, Array, fftconvolve, transform_slack
 from affidavit.mechanisms.strategies.strategy import (
     COEFFICIENT_ERROR,
@@ -325,6 +329,23 @@ def products_by_lag(strategy: Strategy) -> Array:
     slack = transform_slack(steps) * float(size @ size)
     error = (1 + COEFFICIENT_ERROR) ** 2 / (1 - strategy.residual) ** 2
     return np.asarray(np.maximum(overlaps, 0.0) + slack) * error
+
+
+def sum_of_products(strategy: Strategy) -> float:
+    """Return the largest Σ ⟨|c_i|, |c_j|⟩ of a step i over all other steps j, rounded up.
+
+    In squared clip norms. Raises ``TooLarge``.
+    """
+    products = products_by_lag(strategy)
+    by_lag = 2 * float(products[1:].sum()) * (1 + len(products) * UNIT)
+    if isinstance(strategy, Tree) or strategy.strategy_coefficients is not None:
+        return by_lag
+    # Columns differ, and those with the largest products may have few neighbours.
+    columns = np.abs(strategy.strategy_matrix())
+    totals = columns.T @ columns.sum(axis=1)
+    rounding = rounding_of_products(strategy)
+    others = totals - np.square(columns).sum(axis=0) + (rounding - 1) * totals
+    return min(by_lag, float(others.max()) * rounding)
 
 
 def nodes_of_levels(strategy: Strategy) -> tuple[int, ...]:

@@ -12,11 +12,13 @@ from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.mechanisms import lower
 from affidavit.mechanisms.correlation import _allocated_apart
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
+from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.lots_apart import (
     lots_apart,
     square_of_disclosed,
     squares_by_lag,
     squares_by_place,
+    sum_of_products,
 )
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, square_root
@@ -148,3 +150,22 @@ def test_what_bins_of_two_kinds_show_is_no_more_than_the_run() -> None:
     error = 5 * float(paid.std()) / math.sqrt(len(paid))
     assert float(paid.mean()) + error >= least
     assert least >= 0.1 * float(paid.mean())
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_products_of_a_step_with_all_others_add_up_to_no_more(case: int) -> None:
+    rng = np.random.default_rng(case)
+    steps = int(rng.integers(2, 40))
+    matrix = np.tril(rng.uniform(-1, 1, (steps, steps))) * (rng.random((steps, steps)) < 0.6)
+    np.fill_diagonal(matrix, rng.uniform(0.5, 1.5, steps))
+    strategy = Dense.from_strategy(matrix)
+    products = np.abs(matrix).T @ np.abs(matrix)
+    truth = (products.sum(axis=0) - products.diagonal()).max()
+    assert truth <= sum_of_products(strategy) <= truth * (1 + 1e-6)
+
+
+def test_products_of_toeplitz_columns_add_up_on_both_sides() -> None:
+    strategy = Toeplitz.from_strategy([1.0, -0.5, 0.25], steps=50)
+    assert sum_of_products(strategy) == pytest.approx(2 * (0.5 + 0.125 + 0.25))
+    # Each column of a tree is in all levels; the products are those of the lags.
+    assert sum_of_products(Tree.of(4)) == pytest.approx(2 * (2 + 1 + 1))
