@@ -31,6 +31,7 @@ import numpy as np
 from scipy.special import bdtrc, erfcx, log_ndtr, logsumexp, ndtr
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.log_normal_ratio import LogNormalRatio
 from affidavit.accountants.overlapping_columns import (
     Moves,
     both_orders,
@@ -111,29 +112,20 @@ class _Moments:
     def epsilon(self, delta: float) -> float:
         """Return a bound of ε at ``delta``."""
         if self.logs is None:
-            low, high = 0.0, 1.0
-            while self.delta(high) > delta and high < 1e6:
-                low, high = high, 2 * high
-            if self.delta(high) > delta:
-                return math.inf
-            for _ in range(60):
-                middle = (low + high) / 2
-                low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
-            return high
+            return self._ratio.epsilon(delta)
         sizes, logs = self._powers()
         return float(((logs - math.log(delta)) / sizes).min())
 
     def delta(self, epsilon: float) -> float:
         """Return a bound of δ at ``epsilon``."""
         if self.logs is None:
-            if self.variance == 0:
-                return max(0.0, -math.expm1(epsilon - self.spread))
-            deviation = math.sqrt(self.variance)
-            place = (self.spread + self.variance / 2 - epsilon) / deviation
-            above = epsilon - self.spread + float(log_ndtr(place - deviation))
-            return max(0.0, float(ndtr(place)) * (1 + 1e-12) - math.exp(above) * (1 - 1e-12))
+            return self._ratio.delta(epsilon)
         sizes, logs = self._powers()
         return float(np.exp(np.minimum((logs - sizes * epsilon).min(), 0.0)))
+
+    @property
+    def _ratio(self) -> LogNormalRatio:
+        return LogNormalRatio(spread=self.spread, variance=self.variance)
 
     def _powers(self) -> tuple[Array, Array]:
         """Return s and bounds of log κ(s) E L^{s+1} L'^{-s}."""

@@ -30,9 +30,10 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfcx, gammaln, log_ndtr, ndtr
+from scipy.special import bdtrc, erfcx, gammaln, log_ndtr, ndtr
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.log_normal_ratio import LogNormalRatio
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.rounding import Array
 from affidavit.plan import events
@@ -47,6 +48,8 @@ _ORDERS = np.geomspace(0.05, 3000.0, 90)
 """Orders of moments: λ - 1 for the record's presence, s for its absence."""
 _LEAST_SHOWN, _MOST_SHOWN, _SHOWN_CELL = -3.0, 7.0, 0.4
 """Places, in deviations, between which what a release shows is told apart, and their distance."""
+_CONCEDED = 1e-7, 1e-10, 1e-15, 1e-30
+"""Probabilities of more crowded steps that are conceded."""
 _SHARES = 0.5, 0.8, 0.95
 """Shares of δ for runs without crowded steps."""
 _MAX_LOG_ODDS = 30.0
@@ -89,11 +92,13 @@ class _Moments:
 class _Order:
     """One order of the hypotheses, bounded by ``all_runs``, or by the sum of ``parts``.
 
-    The parts are runs without crowded steps, and those with some.
+    The parts are runs without crowded steps, and those with some. Where the first hypothesis is a
+    run without the record, so do ``ratios``, each but for a probability that is conceded.
     """
 
     all_runs: _Moments
     parts: tuple[_Moments, ...] = ()
+    ratios: tuple[tuple[LogNormalRatio, float], ...] = ()
 
     def epsilon(self, delta: float) -> float:
         """Return a bound of ε at ``delta``, or infinity."""
@@ -104,12 +109,17 @@ class _Order:
                 max(without.epsilon(share * delta), crowded.epsilon((1 - share) * delta))
                 for share in _SHARES
             ]
+        bounds += [
+            ratio.epsilon(delta - conceded) for ratio, conceded in self.ratios if conceded < delta
+        ]
         return min(bounds)
 
     def delta(self, epsilon: float) -> float:
         """Return a bound of δ at ``epsilon``."""
         whole = self.all_runs.delta(epsilon)
-        return min(whole, sum(part.delta(epsilon) for part in self.parts) or whole)
+        bounds = [whole, sum(part.delta(epsilon) for part in self.parts) or whole]
+        bounds += [ratio.delta(epsilon) + conceded for ratio, conceded in self.ratios]
+        return min(bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,7 @@ def _moments(run: events.OverlappingColumns, moves: Moves) -> _Order:
         chances = np.array([chance for chance, *_ in moves])
         passed += steps * np.where(lowest > 0, ndtr(edges[lowest]), 0.0) * chances[:, None]
     near, crowded = passed[0], passed[-1]
+    ratios = () if farthest or run.shown else ratios_of_joining(run, moves)
 
     def moments(logs: Array, conceded: Array) -> _Moments:
         constants = _ORDERS * np.log(_ORDERS) - (_ORDERS + 1) * np.log(_ORDERS + 1)
@@ -177,7 +188,7 @@ def _moments(run: events.OverlappingColumns, moves: Moves) -> _Order:
 
     sums = grid.sums(grid.kinds, lowest, highest)
     if len(moves) == 1:
-        return _Order(moments(steps * grid.log_of_step(sums), near))
+        return _Order(moments(steps * grid.log_of_step(sums), near), ratios=ratios)
     # Crowded steps are few, so that a lower limit of theirs concedes no more.
     lower = np.argmax(crowded <= near[:, None], axis=1)
     lower = np.where(crowded <= near, lower, np.arange(len(limits)))
@@ -192,7 +203,30 @@ def _moments(run: events.OverlappingColumns, moves: Moves) -> _Order:
     return _Order(
         moments(steps * of_step, conceded),
         (moments(steps * grid.log_of_step(of_near), near), moments(some, conceded)),
+        ratios,
     )
+
+
+def ratios_of_joining(
+    run: events.OverlappingColumns, moves: Moves
+) -> tuple[tuple[LogNormalRatio, float], ...]:
+    """Return what the likelihood ratio of what joins an empty run is above, by Jensen's inequality.
+
+    More steps than are counted are crowded with the probability beside it.
+    """
+    mean, scale = run.draws * run.sampling_probability, run.noise_multiplier**-2 * (1 + 8e-16)
+    near, far = moves[0][2], moves[-1][2]
+    numbers = np.arange(run.steps + 1)
+    more = bdtrc(numbers, run.steps, run.crowded) * (1 + 1e-9)
+    result = []
+    for conceded in _CONCEDED if 0 < run.crowded < 1 else (0.0,):
+        crowded = int(np.argmax(more <= conceded))
+        # Squares of moves, added up over the steps.
+        squares = (near**2 * (run.steps - crowded) + far**2 * crowded) * (1 + 1e-9)
+        spread = mean * (1 - run.sampling_probability) * squares * run.own * scale / 2
+        variance = mean**2 * squares * (run.own + run.others) * scale
+        result.append((LogNormalRatio(spread=spread, variance=variance), conceded))
+    return tuple(result)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

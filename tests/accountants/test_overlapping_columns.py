@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -14,7 +15,12 @@ from scipy.stats import binom
 
 from affidavit.accountants import columns_of_nodes
 from affidavit.accountants.columns_of_nodes import ColumnsOfNodesCurve
-from affidavit.accountants.overlapping_columns import OverlappingColumnsCurve, kinds_of_steps
+from affidavit.accountants.overlapping_columns import (
+    OverlappingColumnsCurve,
+    both_orders,
+    kinds_of_steps,
+    ratios_of_joining,
+)
 from affidavit.accountants.protocol import PrivacyCurve
 from affidavit.assessment import certify
 from affidavit.plan import events, plan_from
@@ -87,6 +93,70 @@ def test_two_steps_cost_no_more_than_the_bound(
         if truth > 1e-9:
             assert curve.epsilon(truth).upper >= epsilon * (1 - 1e-6)
             assert is_tree or curve.epsilon(bound).upper == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "cases", [range(25), pytest.param(range(25, 1000), marks=pytest.mark.soak)], ids=["few", "all"]
+)
+def test_a_record_that_joins_costs_no_more_than_its_mean_pattern(cases: range) -> None:
+    for case in cases:
+        rng = np.random.default_rng(case)
+        draws, q = int(rng.integers(1, 3)), float(rng.uniform(0.02, 0.6))
+        crowded = float(rng.choice([0.0, rng.uniform(0.05, 0.9), 1.0]))
+        columns = np.array([[rng.uniform(0.2, 0.9), 0.0], rng.uniform(0.1, 0.9, 2)])
+        products = columns.T @ columns
+        run = events.OverlappingColumns(
+            own=float(products.diagonal().max()),
+            others=float(products[0, 1]),
+            largest_other=float(products[0, 1]),
+            draws=draws,
+            sampling_probability=q,
+            steps=2,
+            noise_multiplier=1.0,
+            neighbours="add_remove",
+            crowded=crowded,
+        )
+        _, joining = both_orders(run)
+        bounds = ratios_of_joining(run, joining)
+        absent = density(draws, 0.0, columns)
+        moved = [
+            (
+                crowded ** sum(full) * (1 - crowded) ** (2 - sum(full)),
+                density(draws, q, columns * (1 + np.array(full))),
+            )
+            for full in product((0, 1), repeat=2)
+        ]
+        for epsilon in EPSILONS:
+            truth = sum(chance * one_way(absent, there, epsilon) for chance, there in moved)
+            for ratio, conceded in bounds:
+                assert ratio.delta(epsilon) + conceded >= truth * (1 - 1e-6)
+                if truth > 1e-6:
+                    assert ratio.epsilon(truth - conceded) >= epsilon * (1 - 1e-6)
+
+
+def test_rare_draws_of_a_record_that_joins_cost_little_more_than_their_mean() -> None:
+    # One Gaussian release of the mean pattern is no worse; few of these steps are crowded.
+    run = events.OverlappingColumns(
+        own=2.1,
+        others=45.8,
+        largest_other=1.5,
+        draws=3,
+        sampling_probability=0.0004,
+        steps=4457,
+        noise_multiplier=2.94,
+        crowded=0.1,
+    )
+    joins = both_orders(run)[1]
+    costs = [
+        ratio.epsilon(1e-7 - conceded) for ratio, conceded in ratios_of_joining(run, joins)[1:]
+    ]
+    assert 1.5 < min(costs) < 2.2
+    # A run in which no step is crowded costs less, and one of crowded steps alone more.
+    near, far = (
+        ratios_of_joining(other, both_orders(other)[1])[0][0].epsilon(1e-7)
+        for other in (replace(run, crowded=0.0), replace(run, crowded=1.0))
+    )
+    assert near < min(costs) < far
 
 
 @pytest.mark.parametrize("neighbours", ["add_remove", "zero_out", "replace_one"])
