@@ -236,7 +236,9 @@ class ObjectKinds:
                 parts = self._parts(value, len(targets), kinds)
                 rows = any(isinstance(item, ast.Starred) for item in targets)
                 for item, part in zip(targets, parts, strict=True):
-                    if value in self.sources.unread and last_name(item) in NAMES["sizes"]:
+                    name = last_name(item) or ""
+                    counts = name in NAMES["sizes"] or name.startswith(("n_", "num_"))
+                    if value in self.sources.unread and counts:
                         continue
                     self._bind(item, as_value(part) if rows and "rows" in kinds else part, None)
 

@@ -238,7 +238,10 @@ class ScriptPlanReader(Quantities):
         for name in ("steps", "epochs"):
             if (value := self.quantity(name)) is not None:
                 return name, value, self.call.lineno
-        trainings = [call for call in self.trainings() if not is_left_out(self.values, call)]
+        drawing = self.script.method_calls(self.library.draws or "")
+        draws = [one for one, owner in drawing if self.values.origin_of(owner) is self.call]
+        every = [*self.trainings()] or draws
+        trainings = [call for call in every if not is_left_out(self.values, call)]
         if trainings:
             if not exclude_each_other(self.script, *trainings):
                 again = max(trainings, key=lambda call: call.lineno)

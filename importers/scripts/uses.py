@@ -22,7 +22,7 @@ from affidavit.importers.scripts.loop_faults import divided_losses
 from affidavit.importers.scripts.model_parts import ModelParts
 from affidavit.importers.scripts.object_kinds import ObjectKinds, is_own, whole_of
 from affidavit.importers.scripts.repository import leading_definitions, modules_of
-from affidavit.importers.scripts.row_code import uses_of_row_code
+from affidavit.importers.scripts.row_code import TOKENIZERS, uses_of_row_code
 from affidavit.importers.scripts.row_kinds import NOTHING, VALUE, Kinds
 from affidavit.importers.scripts.step_count import (
     enclosing_loops,
@@ -185,6 +185,7 @@ class Uses:
         tells = name in NAMES["tells"] and not self.kinds.functions(function)
         numerical = self.script.comes_from(function, NAMES["numerical_packages"])
         tells |= numerical and not isinstance(self.script.parents[call], ast.Expr)
+        tells |= isinstance(self.script.parents[call], ast.Raise)
         tells = tells and not (base | taken) & HANDLES
         if not tells and (test := self._deciding(call)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
@@ -195,6 +196,9 @@ class Uses:
             taken & HANDLES - {"model", "holder"}
         ):  # fmt: skip
             return None
+        batched = name == "map" and "batched" in keywords_of(call) and not self._tokenizes(passed)
+        if batched and "data" in base | self.kinds.kinds(call):
+            return "it may make several rows of one"
         if "out" in keywords_of(call):
             return "it changes what it is given"
         if self._is_given_folder(call, name):
@@ -437,8 +441,6 @@ class Uses:
             paths = (path for _, item in passed for path in self.script.paths_of(item))
             if name == "apply" and not all(package_of(path) in KNOWN_PACKAGES for path in paths):
                 return "it runs code that is not read"
-            if name == "map" and "batched" in keywords_of(call):
-                return "it may make several rows of one"
         if name == "step" and (why := self._of_step(call, base)) is not None:
             return why
         if name == "update" and "private" in base and self.kinds.library.methods:
@@ -446,6 +448,16 @@ class Uses:
         if name == "backward":
             return self._of_backward(call)
         return None
+
+    def _tokenizes(self, passed: Passed) -> bool:
+        """Whether the first argument is a function that only applies a tokeniser to its own."""
+        code = self.script.function_of(passed[0][1]) or passed[0][1]
+        made = self.script.returns_of(code)
+        result = made[0].value if len(made) == 1 else getattr(code, "body", None)
+        if not isinstance(result, ast.Call) or "return_overflowing_tokens" in keywords_of(result):
+            return False
+        maker = self.values.origin_of(result.func)
+        return isinstance(maker, ast.Call) and find_function(self.script, maker) is TOKENIZERS
 
     def _of_step(self, call: ast.Call, base: Kinds) -> str | None:
         """Say why a step is not one over the lots of the private loader."""

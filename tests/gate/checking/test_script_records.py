@@ -645,6 +645,9 @@ def test_weights_that_are_loaded_are_assumed_to_be_public(data: str, noted: bool
         ("def anneal(optimizer):\n    optimizer.noise_multiplier *= 0.9\n", True),
         ("import opacus\nopacus.PrivacyEngine.make_private = other\n", True),
         ("import torch\ntorch.normal = quiet\n", True),
+        ("import torch\nif not hasattr(torch, 'Part'):\n    torch.normal = quiet\n", True),
+        ("import torch\nif hasattr(torch, 'Part'):\n    torch.Part = quiet\n", True),
+        ("import torch\nif not hasattr(torch, 'Part'):\n    torch.Part = quiet\n", False),
         ("import deeper\n", True),
         ("def anneal(optimizer):\n    optimizer.lr = 0.1\n", False),
         ("class A:\n    def f(self):\n        self.noise_multiplier = 1\n", False),
@@ -799,6 +802,31 @@ def test_each_line_that_computes_records_together_is_one_question() -> None:
     partial = importer.read(TABLE.format(line=line).encode())
     assert partial is not None
     assert [use.line for use in partial.open_uses] == [10, 11, 13]
+
+
+TOKENS = """\
+from datasets import load_dataset
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")
+def cut(rows):
+    return {cut}
+data = load_dataset("imdb", split="train")
+data = data.map(cut, batched=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cut", "asked"),
+    [
+        ('tokenizer(rows["text"], padding="max_length", truncation=True)', False),
+        ('tokenizer(rows["text"], padding=True)', True),
+        ('tokenizer(rows["text"], padding="max_length", return_overflowing_tokens=True)', True),
+        ('{"text": [part for text in rows["text"] for part in text.split()]}', True),
+    ],
+)
+def test_a_batch_of_texts_becomes_one_row_for_each(cut: str, *, asked: bool) -> None:
+    questions = read(data=TOKENS.format(cut=cut)).open_uses
+    assert bool([use for use in questions if "cut" in use.message]) is asked
 
 
 SEEDED = """\
