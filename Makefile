@@ -80,7 +80,7 @@ study: install-trainer ## docs/cases/dp-muon-at-a-true-epsilon.md, row by row, i
 # Environments of their own for a dependency group, which see the packages of the developers' one.
 .venv-%/.installed: $(STAMP)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-compile $(if $(filter peers,$*),--no-deps) --group $*
+	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-compile $(if $(filter peers tensorflow,$*),--no-deps) --group $*
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/affidavit.pth"
 	touch $@
@@ -174,6 +174,9 @@ crosscheck: install ## compare with jax-privacy, in an environment of its own
 
 try-peers: .venv-peers/.installed $(TRAINER) ## models of timm and torchvision, jax-privacy, and kernels in Triton's interpreter
 	.venv-peers/bin/python -m pytest -q -o addopts=--import-mode=importlib tests/peers/*.py
+
+try-tensorflow: .venv-tensorflow/.installed ## replays of loops of TF Privacy
+	.venv-tensorflow/bin/python -m pytest -q -o addopts=--import-mode=importlib tests/replay/tensorflow_privacy.py
 
 try-trackers: .venv-trackers/.installed $(TRAINER) ## MLflow's stores and Weights & Biases offline
 	PYTHONPATH=. .venv-trackers/bin/python -m pytest -q -o addopts=--import-mode=importlib tests/library/real_trackers.py

@@ -118,10 +118,12 @@ class Records:
             return tuple(without_row(column, at.record) for column in data)
         return tuple(rows.columns[place] for place in range(len(data)))
 
-    def mark_variables(self, size: int, other_shapes: Collection[tuple[int, ...]]) -> None:
+    def mark_variables(
+        self, size: int, other_shapes: Collection[tuple[int, ...]], *, is_removable: bool = True
+    ) -> None:
         """Note that the loop's variables with ``size`` rows are the records, unless it marks these.
 
-        Arrays of ``other_shapes`` are no records.
+        Arrays of ``other_shapes`` are no records. Lots can be without one that ``is_removable``.
         """
         if self._marked is not None and len(self._marked) == size:
             return
@@ -137,7 +139,7 @@ class Records:
                 "mark them, x, y = affidavit.records(x, y)"
             )
         self._marked = rows = MarkedRows(tuple(item for held in found.values() for item in held))
-        rows.variables = list(found)
+        rows.variables, rows.is_removable = list(found), is_removable
         self.mark_private(rows)
 
     def _change_variables(self, at: Neighbour) -> None:
@@ -238,6 +240,7 @@ class Records:
             "copies": list(self._copies_of(root)),
             "sources": sources,
             "variables": [] if sources else getattr(dataset, "variables", []),
+            "is_removable": getattr(dataset, "is_removable", True),
         }
 
     def _copies_of(self, root: int) -> Iterator[int]:
@@ -544,6 +547,7 @@ class MarkedRows:
     def __init__(self, columns: tuple[Any, ...]) -> None:
         self.columns = dict(enumerate(columns))
         self.variables: list[str] = []
+        self.is_removable = True
         self._size = len(columns[0])
 
     def __len__(self) -> int:
@@ -621,11 +625,15 @@ def is_order(rows: Any) -> bool:
 
 
 def memory_of(rows: Any) -> Any:
-    """Return an array of JAX as one that can be changed in place, and others as they are."""
-    if not hasattr(rows, "unsafe_buffer_pointer"):
+    """Return an array of JAX or TensorFlow as one that can be changed in place, and others."""
+    if hasattr(rows, "unsafe_buffer_pointer"):
+        values, address = np.asarray(rows), rows.unsafe_buffer_pointer()
+    elif hasattr(rows, "_numpy"):
+        values = rows._numpy()
+        address = values.ctypes.data
+    else:
         return rows
-    values = np.asarray(rows)
-    memory: Any = (ctypes.c_char * values.nbytes).from_address(rows.unsafe_buffer_pointer())
+    memory: Any = (ctypes.c_char * values.nbytes).from_address(address)
     return np.ndarray(values.shape, values.dtype, memory)
 
 

@@ -72,6 +72,7 @@ PACKAGES = {
     "lightning": ("torch", "torch._dynamo"),
     "jax": ("numpy", "jax", "jaxlib.mlir.dialects.mhlo"),
     "jax_privacy": ("jax_privacy", "dp_accounting.pld.accountant"),
+    "tensorflow_privacy": ("numpy", "tensorflow_privacy", "keras.src.engine.data_adapter"),
     "affidavit": ("affidavit.library",),
     "guard": ("affidavit.guard.opacus_run",),
     "affidavit.trainer": ("torch", "torch._dynamo", "affidavit.trainer"),
@@ -257,6 +258,7 @@ def interpreter(path: str, packages: Sequence[str], others: Sequence[str] = ()) 
         "MKL_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     process = subprocess.Popen(
         [path, "-m", "affidavit.replay.child", *packages, "--", *others],
@@ -392,7 +394,7 @@ def _compare_runs(
             "no_release_seen",
             "the loop made no release that replay knows, and nothing differed.",
             "Mark each release with a line, noisy = affidavit.release(sums, noisy, clip_norm=C, "
-            "noise_multiplier=S). Those of Opacus and jax-privacy are found without it.",
+            "noise_multiplier=S). Those of Opacus, jax-privacy and TF Privacy need no line.",
         )
     names = tuple(unstable.names())
     checks = checks_of(first, findings, moved=largest is not None, unstable=bool(names))
@@ -566,6 +568,7 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
         result += [
             neighbour(kind, dataset, record, other, drops=kind == "removed" and not has_lots)
             for kind in (LARGEST_CHANGES if result else KINDS)
+            if whole[dataset]["is_removable"] or kind != "removed"
         ]
     result.append(replace(result[0], kind="not_finite", drops=False))
     return result + [

@@ -35,10 +35,10 @@ def note_objects() -> None:
     """
     nn = importlib.import_module("torch.nn")
     optim = importlib.import_module("torch.optim")
-    _note_after(nn.Module, "__init__", _modules)
-    _note_after(nn.Module, "__setstate__", _modules)
-    _note_after(optim.Optimizer, "__init__", _optimizers)
-    _note_after(optim.lr_scheduler.LRScheduler, "__init__", _schedulers)
+    note_after(nn.Module, "__init__", _modules)
+    note_after(nn.Module, "__setstate__", _modules)
+    note_after(optim.Optimizer, "__init__", _optimizers)
+    note_after(optim.lr_scheduler.LRScheduler, "__init__", _schedulers)
 
 
 class TorchState:
@@ -114,7 +114,7 @@ def alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:
     return (item for reference in references if (item := reference()) is not None)
 
 
-def _note_after(kind: Any, method: str, references: list[weakref.ref[Any]]) -> None:
+def note_after(kind: Any, method: str, references: list[weakref.ref[Any]]) -> None:
     """Let ``method`` of ``kind`` add its object to ``references``."""
     original = getattr(kind, method)
 

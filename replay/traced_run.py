@@ -10,7 +10,7 @@ import platform
 import runpy
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,19 @@ from affidavit.replay.settings import Job
 from affidavit.replay.stopping import redirect_output
 from affidavit.replay.torch_state import TorchState, digest_of, note_objects
 
-PACKAGES = ("numpy", "torch", "opacus", "jax", "jax_privacy")
+PACKAGES = (
+    *("numpy", "torch", "opacus", "jax", "jax_privacy"),
+    *("tensorflow", "tensorflow_privacy"),
+)
 """Packages whose versions are recorded."""
 
 SEED_NAME = "the seed of PyTorch's generator"
+OTHER_RELEASES = {
+    "jax": "affidavit.replay.jax_releases",
+    "tensorflow_privacy": "affidavit.replay.tensorflow_releases",
+}
+"""What records the releases of a package that is not PyTorch's."""
+
 MOST_PRINTED = 20_000
 """Lines of output that are recorded."""
 
@@ -105,8 +114,9 @@ def prepare() -> None:
         note_objects()
     if "opacus" in sys.modules:
         importlib.import_module("affidavit.replay.opacus_releases")
-    if "jax" in sys.modules:
-        importlib.import_module("affidavit.replay.jax_releases")
+    for name, module in OTHER_RELEASES.items():
+        if name in sys.modules:
+            importlib.import_module(module)
     if "affidavit.trainer" in sys.modules:
         importlib.import_module("affidavit.trainer.private_loop")
         importlib.import_module("affidavit.replay.trainer_releases")
@@ -114,17 +124,16 @@ def prepare() -> None:
 
 def _install(recorder: Recorder) -> Records:
     records = Records(recorder)
-    if "jax" in sys.modules:
-        from affidavit.replay import jax_releases
-
-        parameters = jax_releases.install(recorder, records)
-        recorder.state, recorder.value = parameters.digests, parameters.value
+    others: list[Any] = []
+    for name, module in OTHER_RELEASES.items():
+        if name in sys.modules:
+            others.append(importlib.import_module(module).install(recorder, records))
+            recorder.state, recorder.value = others[-1].digests, others[-1].value
     if "torch" not in sys.modules:
         return records
     state = TorchState()
     recorder.state, recorder.keep = state.digests, state.keep
-    if "jax" in sys.modules:
-        state.extra.append(lambda: iter(parameters.digests().items()))
+    state.extra += [functools.partial(_entries, other) for other in others]
     state.extra.append(lambda: iter([(SEED_NAME, digest_of(recorder.seeds()))]))
     records.install()
     _align_draws(records)
@@ -145,6 +154,10 @@ def _install(recorder: Recorder) -> Records:
 
     recorder.value = value
     return records
+
+
+def _entries(state: Any) -> Iterator[tuple[str, str]]:
+    yield from state.digests().items()
 
 
 def _align_draws(records: Records) -> None:
