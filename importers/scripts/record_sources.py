@@ -159,7 +159,7 @@ class RecordSources:
 
     def made_of(self, node: ast.AST) -> set[ast.AST]:
         """Return the parts of an expression, and of all that its names may be given."""
-        script, parts, todo = self.script, set[ast.AST](), [node]
+        script, parts, todo, names = self.script, set[ast.AST](), [node], set[str | None]()
         while todo:
             for part in [part for part in ast.walk(todo.pop()) if part not in parts]:
                 parts.add(part)
@@ -170,9 +170,11 @@ class RecordSources:
                     calls = script.calls_to(getattr(function, "name", ""), owner)
                     todo += [item for call in calls for _, item in arguments_of(call)]
                     todo += [self.value_at(place) or place]
-                for use in script.reads_of(getattr(part, "id", None)):
+                name = getattr(part, "id", None)
+                for use in script.reads_of(name) if name not in names else ():
                     held = isinstance(outer := script.parents[use], ast.Attribute | ast.Subscript)
                     todo += [script.parents[outer]] if held and not script.is_imported(use) else []
+                names.add(name)
         return parts
 
     def imported(self, node: ast.expr) -> list[ast.alias]:

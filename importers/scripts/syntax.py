@@ -254,7 +254,15 @@ class Script:
 
     def calls_to(self, *names: str) -> list[ast.Call]:
         """Return the calls of functions and methods with these names."""
-        return [call for call in self.calls if last_name(call.func) in names]
+        places = [place for name in {*names} for place in self._calls_by_name[name]]
+        return [self.calls[place] for place in sorted(places)]
+
+    @cached_property
+    def _calls_by_name(self) -> dict[str | None, list[int]]:
+        table: dict[str | None, list[int]] = defaultdict(list)
+        for place, call in enumerate(self.calls):
+            table[last_name(call.func)].append(place)
+        return table
 
     def method_calls(self, *names: str) -> list[tuple[ast.Call, ast.expr]]:
         """Return the calls of methods with these names, each with its object."""
