@@ -427,10 +427,14 @@ class ObjectKinds:
                 return self._of_attribute(node)
             case ast.Subscript(value=base, slice=index):
                 own = self._of_entry(base, _key_of(index))
+                if self._is_mask(index) and self._are_shifted([base, index]):
+                    return VALUE
                 return self._of_item(self.kinds(base), index) if own is None else own
             case ast.Call():
                 return self._of_call(node)
             case ast.BinOp(left=left, right=right) if self._is_mask(node):
+                if self._are_shifted([left, right]):
+                    return VALUE
                 return computed(self.kinds(left), self.kinds(right))
             case ast.BinOp(left=left, op=op, right=right):
                 return arithmetic(node, op, self.kinds(left), self.kinds(right))
@@ -442,6 +446,8 @@ class ObjectKinds:
                 if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
                     return NOTHING
                 made = computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
+                if self._are_shifted([left, *others]):
+                    return VALUE
                 return VALUE if made <= {"count", "size"} and made else made
             case ast.IfExp(test=test, body=body, orelse=other):
                 decided = VALUE if self.kinds(test) & SECRETS else NOTHING
@@ -562,11 +568,46 @@ class ObjectKinds:
         return frozenset(
             "rows" if kind == "lot" and by_name
             else kind if kind in HANDLES or whole or (kind == "rows" and key)
-            or (kind in ("data", "lots") and (isinstance(index, ast.Slice) or key))
+            or (kind in ("data", "lots") and key)
+            or (kind in ("data", "lots") and isinstance(index, ast.Slice) and not decided & VALUE)
             else "rows" if kind in ("data", "lots") and self.library is not OPACUS
             else "value"
             for kind in base
         )  # fmt: skip
+
+    def _are_shifted(self, parts: list[ast.expr]) -> bool:
+        """Whether parts of the records that are joined row by row start at different ones."""
+        return len({self._start(part) for part in parts if "data" in self.kinds(part)}) > 1
+
+    def _start(self, part: ast.expr | None) -> tuple[str, ...]:
+        """Return where the rows of a part of the records start, and their steps."""
+        starts: tuple[str, ...] = ()
+        for _ in range(MAX_PASSES):
+            match part:
+                case (
+                    ast.Subscript(value=value, slice=ast.Slice() as index)
+                    | ast.Subscript(value=value, slice=ast.Tuple(elts=[ast.Slice() as index, *_]))
+                ):
+                    ends = (index.lower or ast.Constant(0), index.step or ast.Constant(1))
+                    own = ":".join(map(ast.unparse, ends))
+                    part, starts = value, starts if own == "0:1" else (own, *starts)
+                case (
+                    ast.Attribute(value=value)
+                    | ast.Subscript(value=value)
+                    | ast.Compare(left=value)
+                ):
+                    part = value
+                case ast.UnaryOp(operand=value) | ast.BinOp(left=value):
+                    part = value
+                case ast.Call(func=ast.Attribute(value=value)) if self.kinds(value) & SECRETS:
+                    part = value
+                case ast.Call(args=[value, *_]):
+                    part = value
+                case ast.Name() if (made := self.values.origin_of(part)) is not part:
+                    part = made
+                case _:
+                    break
+        return starts
 
     def _is_mask(self, index: ast.expr) -> bool:
         """Whether an index takes those rows of a table that a condition on each holds for."""
@@ -704,6 +745,8 @@ class ObjectKinds:
             # It is asked about values of records: here, each is of one record.
             passed = [own - VALUE | {"rows"} if "value" in own else own for own in passed]
         taken = frozenset().union(*passed)
+        if self._are_shifted([item for _, item in arguments_of(call)]):
+            return VALUE
         match use.gives:
             case "same" | "each" | "along":
                 return applied(use, call, 1, passed, self.kinds)

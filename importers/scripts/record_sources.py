@@ -121,7 +121,7 @@ class RecordSources:
             case ast.Call(func=function, args=args):
                 parts = [*args, *([function.value] if isinstance(function, ast.Attribute) else [])]
                 imported = self.script.comes_from(function, ("os", "pathlib"))
-                own = (part for part in parts if not self._is_defined(part))
+                own = (part for part in parts if not self._is_defined(root_of(part)))
                 return not imported and any(map(self._may_hold_records, own))
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return any(isinstance(item, ast.Name | ast.Call | ast.Subscript) for item in items)

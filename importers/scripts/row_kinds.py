@@ -76,9 +76,10 @@ def applied(
     match name:
         case "unsqueeze" | "expand_dims":
             keeps = is_later_axis(named.get("dim", named.get("axis", first)))
-        case "transpose" | "swapaxes":
-            keeps = len(options) == 2 and all(map(is_later_axis, options))
-        case "permute":
+        case "transpose" | "swapaxes" if len(options) == 2:
+            keeps = all(map(is_later_axis, options))
+        case "transpose" | "swapaxes" | "permute":
+            first = next(iter(getattr(first, "elts", ())), first)
             keeps = isinstance(first, ast.Constant) and first.value == 0
         case "view_as" | "reshape_as":
             keeps = first is not None and kinds(first) in ({"rows"}, {"lot"})

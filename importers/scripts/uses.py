@@ -186,6 +186,7 @@ class Uses:
         numerical = self.script.comes_from(function, NAMES["numerical_packages"])
         tells |= numerical and not isinstance(self.script.parents[call], ast.Expr)
         tells |= isinstance(self.script.parents[call], ast.Raise)
+        tells &= name not in NAMES["folder_makers"] or not self._looks_elsewhere(call)
         tells = tells and not (base | taken) & HANDLES
         if not tells and (test := self._deciding(call)) is not None:
             return f"records decide whether it runs ({source_text(test)})"
@@ -225,8 +226,9 @@ class Uses:
                    for o in around):  # fmt: skip
                 return "it draws another lot in the step of one"
         fits = self.script.method_calls("fit", "fit_transform") if name == "transform" else ()
-        if any(
-            last_name(owner) == last_name(getattr(function, "value", call)) for _, owner in fits
+        fitted = {place for _, owner in fits for place in self.script.places_of(owner)}
+        if "data" not in base and fitted.intersection(
+            self.script.places_of(getattr(function, "value", call))
         ):
             return None  # it is asked what it fits
         if (why := self._of_keras(call)) is not None:
@@ -429,6 +431,10 @@ class Uses:
                 return f"{name} of the {own} is not a use that is understood"
             if (why := self._taken(use, passed)) is not None:
                 return why
+            if kind == "data" and (
+                (name == "replace" and _fills(call)) or (name == "dropna" and _drops_columns(call))
+            ):
+                return "it may take or drop values by those of other rows"
             of_model = any("model" in self.kinds.kinds(item) for _, item in passed)
             if name == "load_state_dict" and not of_model:
                 return "the weights that it loads may be of records"
@@ -448,6 +454,12 @@ class Uses:
         if name == "backward":
             return self._of_backward(call)
         return None
+
+    def _looks_elsewhere(self, call: ast.Call) -> bool:
+        """Whether a script looks for files other than to decide if a folder is made."""
+        around = {part for outer in self.script.ancestors(call) if isinstance(outer, ast.If)
+                  for part in ast.walk(outer.test)}  # fmt: skip
+        return not {*self.script.calls_to(*NAMES["folder_facts"])} <= around
 
     def _tokenizes(self, passed: Passed) -> bool:
         """Whether the first argument is a function that only applies a tokeniser to its own."""
@@ -873,3 +885,18 @@ def _starts_listed(command: ast.expr | None, known: tuple[str, ...]) -> bool:
     parts = [part.split() for part in re.split(r"[;&|\n]+", text)]
     named = [part[0] for part in parts if part and not part[0].startswith("#")]
     return bool(named) and not set("$`") & set(text) and set(named) <= {*known}
+
+
+def _fills(call: ast.Call) -> bool:
+    """Whether ``replace`` of a table may fill in the values of the rows before."""
+    values = [*call.args[1:2], *(item for key, item in keywords_of(call).items()
+                                 if key in ("value", "repl"))]  # fmt: skip
+    pairs = next(iter(call.args), keywords_of(call).get("to_replace"))
+    known = [item for item in values if getattr(item, "value", item) is not None]
+    return not known and not isinstance(pairs, ast.Dict)
+
+
+def _drops_columns(call: ast.Call) -> bool:
+    """Whether ``dropna`` of a table may drop columns by what is in their rows."""
+    axis = next(iter(call.args), keywords_of(call).get("axis"))
+    return axis is not None and getattr(axis, "value", None) not in (0, "index", "rows")
