@@ -118,8 +118,7 @@ class LargestBinCurve:
             remove = min(remove, _crossing(integral.delta, delta, remove))
         add = min(known, _crossing(self._add, delta, known))
         upper = max(remove, add)
-        if self._disclosed is not None:
-            upper = min(upper, self._disclosed.epsilon(delta).upper)
+        upper = self._least_of_disclosed(upper, lambda curve: curve.epsilon(delta))
         return close_bracket(upper, self._below, lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
@@ -131,9 +130,16 @@ class LargestBinCurve:
         for integral in self._integrals:
             remove = min(remove, integral.delta(epsilon))
         upper = min(1.0, max(remove, min(known, self._add(epsilon))) + math.ulp(0.0))
-        if self._disclosed is not None:
-            upper = min(upper, self._disclosed.delta(epsilon).upper)
+        upper = self._least_of_disclosed(upper, lambda curve: curve.delta(epsilon))
         return close_bracket(upper, self._below, lambda curve: curve.delta(epsilon))
+
+    def _least_of_disclosed(self, upper: float, ask: Callable[[PrivacyCurve], Bracket]) -> float:
+        """Return ``upper`` or, if that is less, the upper end of the curve of disclosed bins."""
+        curve = self._disclosed
+        # An accountant may find only when it is asked that a value is out of its reach.
+        with suppress(AccountantError):
+            return upper if curve is None else min(upper, ask(curve).upper)
+        return upper
 
     @cached_property
     def _known_bin(self) -> GaussianCurve:

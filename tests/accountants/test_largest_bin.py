@@ -19,7 +19,7 @@ from affidavit.accountants.largest_bin import (
 )
 from affidavit.accountants.monte_carlo.dominating_pair import build_pair
 from affidavit.accountants.post_processing import PostProcessedCurve
-from affidavit.accountants.protocol import PrivacyCurve, Unsupported
+from affidavit.accountants.protocol import OutOfReach, PrivacyCurve, Unsupported
 from affidavit.accountants.random_allocation import AllocationAccountant
 from affidavit.plan import events
 
@@ -247,3 +247,17 @@ def test_bins_that_are_disclosed_cost_no_less_than_simulated_runs(seed: int) -> 
         ):
             error = 5 * values.std() / math.sqrt(values.size)
             assert values.mean() - error <= result.delta(epsilon).upper
+
+
+def test_disclosed_bins_out_of_reach_leave_the_other_bounds() -> None:
+    """Bins that are never run have next to no square, and need a lattice of their own."""
+    products = np.diag(np.where(np.arange(100) < 10, 1.25, 0.0))
+    (bins,) = build_pair(((binned(products), 1),)).bins
+    few = disclosed_bins(bins)
+    assert few is not None
+    with pytest.raises(OutOfReach):
+        AllocationAccountant().curve(few).delta(0.3)
+    bounded = curve(products)
+    known = GaussianAccountant().curve(events.Gaussian(noise_multiplier=1 / math.sqrt(1.25)))
+    assert 0 < bounded.delta(0.3).upper < known.delta(0.3).upper
+    assert 0 < bounded.epsilon(1e-2).upper < known.epsilon(1e-2).upper
