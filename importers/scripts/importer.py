@@ -283,9 +283,14 @@ def _change_by(module: Script, script: Script, library: Library) -> ast.AST | No
             noise = attribute.strip("_") == "noise_multiplier"
             noise |= attribute in NAMES["private_parts"] and other
             constant = isinstance(getattr(module.parents[store], "value", None), ast.Constant)
-            lacks = f"not hasattr({source_text(store.value)}, {attribute!r})"
-            constant |= any(source_text(getattr(outer, "test", store)) == lacks
-                            for outer in module.ancestors(store))  # fmt: skip
+            statement = module.parents[store]
+            outer = module.parents.get(statement)
+            missing = f"not hasattr({source_text(store.value)}, {attribute!r})"
+            constant |= (
+                isinstance(outer, ast.If) and statement in outer.body
+                and source_text(outer.test) == missing and not module.dynamic
+                and "hasattr" not in {name for _, name in module.bindings}
+            )  # fmt: skip
             of_package = module.comes_from(store.value, (*library.modules, *ARRAY_PACKAGES))
             if (noise and not own) or (other and of_package and not constant):
                 return store

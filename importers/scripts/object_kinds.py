@@ -141,7 +141,9 @@ class ObjectKinds:
         joined, seen = dict[ast.expr, int](), set[ast.AST]()
         for call in filter(self.makes_records, self.script.calls):
             use = find_function(self.script, call)
-            takes = last_name(call.func) == "fit" or (use is not None and "data" in use.gives)
+            takes = last_name(call.func) in ("fit", "__init__") or (
+                use is not None and "data" in use.gives
+            )
             todo = [item for _, item in arguments_of(call)] if takes else []
             while todo:
                 part = todo.pop()
@@ -427,13 +429,13 @@ class ObjectKinds:
                 return self._of_attribute(node)
             case ast.Subscript(value=base, slice=index):
                 own = self._of_entry(base, _key_of(index))
-                if self._is_mask(index) and self._are_shifted([base, index]):
+                if self._is_mask(index) and self.are_shifted([base, index]):
                     return VALUE
                 return self._of_item(self.kinds(base), index) if own is None else own
             case ast.Call():
                 return self._of_call(node)
             case ast.BinOp(left=left, right=right) if self._is_mask(node):
-                if self._are_shifted([left, right]):
+                if self.are_shifted([left, right]):
                     return VALUE
                 return computed(self.kinds(left), self.kinds(right))
             case ast.BinOp(left=left, op=op, right=right):
@@ -446,7 +448,7 @@ class ObjectKinds:
                 if all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
                     return NOTHING
                 made = computed(self.kinds(left), *map(self.kinds, others)) & SECRETS
-                if self._are_shifted([left, *others]):
+                if self.are_shifted([left, *others]):
                     return VALUE
                 return VALUE if made <= {"count", "size"} and made else made
             case ast.IfExp(test=test, body=body, orelse=other):
@@ -526,7 +528,8 @@ class ObjectKinds:
             return own | {"scheduler"}
         if base & {"rows", "loss", "value", "lot", "data", "lots"}:
             if name in NAMES["sizes"]:
-                return own | shape_of(base, name)
+                chosen = name in ("shape", "size") and self._is_chosen(node.value)
+                return own | (VALUE if chosen else shape_of(base, name))
             if name == "loss":
                 return own | (VALUE if "value" in base else {"loss"})
             if base & {"data", "lots"}:
@@ -575,7 +578,24 @@ class ObjectKinds:
             for kind in base
         )  # fmt: skip
 
-    def _are_shifted(self, parts: list[ast.expr]) -> bool:
+    def _is_chosen(self, part: ast.AST | None, depth: int = 0) -> bool:
+        """Whether a condition chooses the rows of a part of the data that is not trained on."""
+        places = self.script.places_of(part) if isinstance(part, ast.expr) else []
+        if depth > MAX_DEPTH or self.sources.places.intersection(places):
+            return False
+        match part:
+            case ast.Subscript(value=value, slice=index):
+                chosen = self._is_mask(index) and bool(self.kinds(index) & SECRETS)
+            case ast.Call(func=ast.Attribute(value=value, attr=name)):
+                chosen = name in ("dropna", "filter")
+            case ast.Attribute(value=value):
+                chosen = False
+            case _:
+                made = [self.sources.value_at(place) for place in places]
+                return any(self._is_chosen(item, depth + 1) for item in made)
+        return chosen or self._is_chosen(value, depth + 1)
+
+    def are_shifted(self, parts: list[ast.expr]) -> bool:
         """Whether parts of the records that are joined row by row start at different ones."""
         return len({self._start(part) for part in parts if "data" in self.kinds(part)}) > 1
 
@@ -745,7 +765,7 @@ class ObjectKinds:
             # It is asked about values of records: here, each is of one record.
             passed = [own - VALUE | {"rows"} if "value" in own else own for own in passed]
         taken = frozenset().union(*passed)
-        if self._are_shifted([item for _, item in arguments_of(call)]):
+        if self.are_shifted([item for _, item in arguments_of(call)]):
             return VALUE
         match use.gives:
             case "same" | "each" | "along":
@@ -802,7 +822,8 @@ class ObjectKinds:
         if name in ("isinstance", "hasattr", "type", "print", "id", "callable"):
             return NOTHING
         if name == "len":
-            if "value" in taken and self._is_decided(call.args[0], VALUE):
+            decided = "value" in taken and self._is_decided(call.args[0], VALUE)
+            if decided or ("data" in taken and self._is_chosen(call.args[0])):
                 return VALUE
             return frozenset({"size"}) if taken & {"lot", "rows"} else NOTHING
         if name == "next":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import posixpath
 from functools import cached_property
 
 from affidavit.importers.names import NAMES
@@ -66,7 +67,13 @@ class RecordSources:
                     self.add(item, depth + 1)
             case ast.Subscript(value=value):
                 self.add(value, depth + 1)
-            case ast.BinOp() | ast.List() | ast.Tuple() | ast.Starred():
+                made = self.values.origin_of(value)
+                if isinstance(made, ast.Dict) or last_name(getattr(made, "func", value)) == "dict":
+                    for use in self.script.reads_of(last_name(value)):  # what is put into it
+                        outer = self.script.parents[use]
+                        if isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Store):
+                            self.add(self.value_at(outer), depth + 1)
+            case ast.BinOp() | ast.List() | ast.Tuple() | ast.Starred() | ast.Dict():
                 for part in ast.iter_child_nodes(node):
                     self.add(part, depth + 1)
             case ast.ListComp(generators=loops) | ast.GeneratorExp(generators=loops):
@@ -95,6 +102,12 @@ class RecordSources:
             return []
         if (made := self.values.returned_expression(call)) is not call:
             return [made]
+        if isinstance(code := self.values.origin_of(function), ast.Lambda):
+            return [code.body]
+        owners = [place for place in self.script.places_of(function)
+                  if isinstance(place, ast.ClassDef)]  # fmt: skip
+        inits = [part for owner in owners for part in ast.walk(owner)
+                 if isinstance(part, ast.Call) and last_name(part.func) == "__init__"]  # fmt: skip
         if isinstance(function, ast.Attribute) and (
             not self._is_defined(_start_of(function))
             or any(map(self._may_hold_records, getattr(function.value, "args", ())))
@@ -105,7 +118,8 @@ class RecordSources:
             return [function.value, *filter(self._may_hold_records, passed)]
         if name in ("range", "len", "trange"):
             return []
-        parts = list(filter(self._may_hold_records, call.args))
+        passed = [*call.args, *(item for init in inits for item in init.args)]
+        parts = list(filter(self._may_hold_records, passed))
         if not parts:
             self.calls[call] = None
         return parts
@@ -142,6 +156,8 @@ class RecordSources:
 
     def _is_defined(self, root: ast.expr) -> bool:
         """Whether no value is assigned to a name: it is imported, defined or not bound."""
+        if not isinstance(root, ast.Name):
+            return False
         bindings = self.script.bindings_of(root)
         known = (ast.alias, ast.FunctionDef, ast.ClassDef)
         return not bindings or any(isinstance(item.node, known) for item in bindings)
@@ -251,11 +267,15 @@ def _settings(call: ast.Call) -> dict[str, object]:
     """Return the constant arguments that choose among data sets."""
     first = _takes_root(call)
     named = {str(i): item for i, item in enumerate(call.args) if i >= first} | keywords_of(call)
-    made: dict[str, object] = {key: item.value for key, item in named.items() if isinstance(
+    made: dict[str, object] = {key: _plain(item.value) for key, item in named.items() if isinstance(
         item, ast.Constant) and key not in ("download", "root", "transform")}  # fmt: skip
     if first:
         made.setdefault("train", made.pop("1", True))
     return made
+
+
+def _plain(value: object) -> object:
+    return posixpath.normpath(value) if isinstance(value, str) and "/" in value else value
 
 
 def _takes_root(call: ast.Call) -> bool:

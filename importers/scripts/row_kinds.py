@@ -117,7 +117,12 @@ def is_later_axis(axis: ast.expr | None) -> bool:
 
 def shape_of(base: Kinds, name: str) -> Kinds:
     """Return the kind of what tells sizes: a shape is a ``size``, others are a ``count``."""
-    if "value" in base and name in ("dim", "ndim", "keys"):  # also of what one record is left of
+    if "value" in base and name in (
+        "dim",
+        "ndim",
+        "keys",
+        "columns",
+    ):  # also of what one record is left of
         return VALUE
     if name not in ("shape", "size", "numel") or not base & {"lot", "rows", "loss", "value"}:
         return NOTHING

@@ -432,9 +432,12 @@ class Uses:
             if (why := self._taken(use, passed)) is not None:
                 return why
             if kind == "data" and (
-                (name == "replace" and _fills(call)) or (name == "dropna" and _drops_columns(call))
+                (name == "replace" and _fills(self.values, call))
+                or (name == "dropna" and _drops_columns(call))
             ):
                 return "it may take or drop values by those of other rows"
+            if name == "fit" and self.kinds.are_shifted([item for _, item in passed]):
+                return "its records start at different rows"
             of_model = any("model" in self.kinds.kinds(item) for _, item in passed)
             if name == "load_state_dict" and not of_model:
                 return "the weights that it loads may be of records"
@@ -466,7 +469,12 @@ class Uses:
         code = self.script.function_of(passed[0][1]) or passed[0][1]
         made = self.script.returns_of(code)
         result = made[0].value if len(made) == 1 else getattr(code, "body", None)
-        if not isinstance(result, ast.Call) or "return_overflowing_tokens" in keywords_of(result):
+        if not isinstance(result, ast.Call):
+            return False
+        options = {item.arg for item in result.keywords}
+        columns = (isinstance(item, ast.Subscript) and isinstance(item.value, ast.Name)
+                   and not isinstance(item.slice, ast.Slice) for item in result.args)  # fmt: skip
+        if not all(columns) or options & {None, "return_overflowing_tokens", "text", "text_pair"}:
             return False
         maker = self.values.origin_of(result.func)
         return isinstance(maker, ast.Call) and find_function(self.script, maker) is TOKENIZERS
@@ -887,13 +895,13 @@ def _starts_listed(command: ast.expr | None, known: tuple[str, ...]) -> bool:
     return bool(named) and not set("$`") & set(text) and set(named) <= {*known}
 
 
-def _fills(call: ast.Call) -> bool:
+def _fills(values: Evaluator, call: ast.Call) -> bool:
     """Whether ``replace`` of a table may fill in the values of the rows before."""
-    values = [*call.args[1:2], *(item for key, item in keywords_of(call).items()
+    by = [*call.args[1:2], *(item for key, item in keywords_of(call).items()
                                  if key in ("value", "repl"))]  # fmt: skip
     pairs = next(iter(call.args), keywords_of(call).get("to_replace"))
-    known = [item for item in values if getattr(item, "value", item) is not None]
-    return not known and not isinstance(pairs, ast.Dict)
+    known = [item for item in by if getattr(item, "value", item) is not None]
+    return not known and not isinstance(values.origin_of(pairs), ast.Dict)
 
 
 def _drops_columns(call: ast.Call) -> bool:

@@ -648,6 +648,16 @@ def test_weights_that_are_loaded_are_assumed_to_be_public(data: str, noted: bool
         ("import torch\nif not hasattr(torch, 'Part'):\n    torch.normal = quiet\n", True),
         ("import torch\nif hasattr(torch, 'Part'):\n    torch.Part = quiet\n", True),
         ("import torch\nif not hasattr(torch, 'Part'):\n    torch.Part = quiet\n", False),
+        (
+            "import torch\nif not hasattr(torch, 'normal'):\n    pass\n"
+            "else:\n    torch.normal = quiet\n",
+            True,
+        ),
+        (
+            "import torch\ndelattr(torch, 'normal')\n"
+            "if not hasattr(torch, 'normal'):\n    torch.normal = quiet\n",
+            True,
+        ),
         ("import deeper\n", True),
         ("def anneal(optimizer):\n    optimizer.lr = 0.1\n", False),
         ("class A:\n    def f(self):\n        self.noise_multiplier = 1\n", False),
@@ -790,6 +800,62 @@ def test_records_that_are_computed_together_are_asked_about(line: str) -> None:
     assert is_stopped(TABLE.format(line=f"from sklearn.decomposition import PCA\n{line}"))
 
 
+HELD = "torch.tensor((X / X.max()).to_numpy()), torch.tensor(y)"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        f"data = TensorDataset({HELD})",
+        f"sets = {{'train': TensorDataset({HELD})}}\ndata = sets['train']",
+        f"sets = dict()\nsets['train'] = TensorDataset({HELD})\ndata = sets['train']",
+        f"made = lambda: TensorDataset({HELD})\ndata = made()",
+        "class Own(TensorDataset):\n    def __init__(self, part):\n"
+        f"        super().__init__({HELD})\ndata = Own('train')",
+    ],
+)
+def test_records_are_found_wherever_they_are_held(data: str) -> None:
+    frame = (
+        "import pandas as pd\ndf = pd.read_csv('a.csv')\nX, y = df.drop(columns=['y']), df['y']\n"
+    )
+    assert is_stopped(text_of(data=frame + data))
+
+
+@pytest.mark.parametrize(("rows", "stopped"), [("X, y", False), ("X[1:], y[:-1]", True)])
+def test_keras_is_given_rows_and_labels_of_the_same_records(rows: str, *, stopped: bool) -> None:
+    text = f"""\
+import numpy as np
+import tensorflow as tf
+from tensorflow_privacy import DPKerasSGDOptimizer
+X, y = np.load("X.npy"), np.load("y.npy")
+model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+optimizer = DPKerasSGDOptimizer(
+    l2_norm_clip=1.0, noise_multiplier=1.0, num_microbatches=64, learning_rate=0.1)
+loss = tf.keras.losses.SparseCategoricalCrossentropy(reduction=tf.losses.Reduction.NONE)
+model.compile(optimizer=optimizer, loss=loss)
+model.fit({rows}, epochs=3, batch_size=64)
+# affidavit: adjacency=zero_out dataset_size=6400 target_delta=1e-5
+"""
+    assert is_stopped(text) is stopped
+
+
+@pytest.mark.parametrize(
+    ("line", "stopped"),
+    [
+        ("rate = len(X[y == 1])", True),
+        ("some = X[y == 1]\nrate = some.shape[0] / len(X)", True),
+        ("rate = len(X.dropna())", True),
+        ("rate = len(pd.get_dummies(X).columns)", True),
+        ("rate = 1 / len(X)", False),
+        ("X = X[X['age'] > 9]\nrate = 1 / len(X)", False),
+    ],
+)
+def test_how_many_records_are_chosen_is_a_value_of_them(line: str, *, stopped: bool) -> None:
+    text = TABLE.format(line=line).replace("lr=0.1", "lr=rate")
+    assert "lr=rate" in text
+    assert is_stopped(text) is stopped
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -833,6 +899,9 @@ data = data.map(cut, batched=True)
     [
         ('tokenizer(rows["text"], padding="max_length", truncation=True)', False),
         ('tokenizer(rows["text"], padding=True)', True),
+        ('tokenizer(rows["text"] * 2, padding="max_length")', True),
+        ('tokenizer([" ".join(rows["text"])], padding="max_length")', True),
+        ('tokenizer(rows["text"], **{"return_overflowing_tokens": True})', True),
         ('tokenizer(rows["text"], padding="max_length", return_overflowing_tokens=True)', True),
         ('{"text": [part for text in rows["text"] for part in text.split()]}', True),
     ],
