@@ -35,12 +35,13 @@ _CHANGES = {
     "replaced": "that is replaced by another",
     "outlier": "that is made an outlier",
     "not_finite": "that is made not finite",
+    "mixed": "that is mixed with others",
 }
 """What is done to a record, in words."""
 
 
 class ChangedRecord(StrictModel):
-    """How a neighbouring data set differs: ``record`` of ``dataset``, or all (``mixed``)."""
+    """How a neighbouring data set differs: ``record`` of ``dataset``, or many (``mixed``)."""
 
     kind: Literal["removed", "zeroed", "replaced", "outlier", "not_finite", "mixed"]
     dataset: int
@@ -48,7 +49,7 @@ class ChangedRecord(StrictModel):
 
     def __str__(self) -> str:
         if self.kind == "mixed":
-            return "data in which all records are mixed"
+            return "data in which records are mixed"
         return f"record {self.record} {self.change}"
 
     @property

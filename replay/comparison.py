@@ -313,18 +313,22 @@ def compare(
             break
         if number >= unstable.sums:
             break
-        if "distances" not in other or neighbour.kind == "mixed" or one["drawn"] != other["drawn"]:
+        read = {place for dataset, place in lots[number] if dataset == neighbour.dataset}
+        changes_lot = neighbour.kind == "mixed" and not (
+            read and read.isdisjoint(neighbour.rows or read)
+        )
+        if "distances" not in other or changes_lot or one["drawn"] != other["drawn"]:
             continue  # after unequal draws, such as drop-out in shorter rows, nothing is comparable
         if one["noise_std"] != other["noise_std"] or one["clip_norm"] != other["clip_norm"]:
             findings.append(_parameters_finding(one, other, number, neighbour))
             break
         times = lots[number].count([neighbour.dataset, neighbour.record]) if has_lots else 1
         moved, finding = _sensitivity(one, other, times, number, neighbour)
-        without = releases_of(removed)[number : number + 1] if removed is not None else []
+        others = [] if removed is None or neighbour.kind == "mixed" else releases_of(removed)
         if (
             finding is None
             and "distances_to_removed" in other
-            and _alike(one, without, unstable.state)
+            and _alike(one, others[number : number + 1], unstable.state)
         ):
             also_moved, finding = _sensitivity(
                 one, other, times, number, neighbour, to_removed=True
@@ -478,8 +482,9 @@ def _sensitivity(
 ) -> tuple[float, ReplayFinding | None]:
     """Compare the moves of a release with its clip norms.
 
-    A record that is removed moves a sum by at most C; a changed one by at most 2 C. ``times`` is
-    how often it was read for the release. ``to_removed``: compare the changed record with none.
+    A record that is removed moves a sum by at most C; a changed one by at most 2 C, and those
+    outside of its lot not at all. ``times`` is how often it was read for the release.
+    ``to_removed``: compare the changed record with none.
     """
     distances = other["distances_to_removed" if to_removed else "distances"]
     norms, moves = one["clip_norm"], distances
@@ -495,7 +500,8 @@ def _sensitivity(
     worst = max(range(len(moves)), key=ratios.__getitem__)
     ratio = ratios[worst]
     name = one["names"][worst] if len(moves) > 1 else "the joint release"
-    if not math.isfinite(ratio) or ratio > allowed * (1 + TOLERANCE):
+    is_one = neighbour.kind != "mixed"
+    if is_one and (not math.isfinite(ratio) or ratio > allowed * (1 + TOLERANCE)):
         since = f" from data with a record {done}" if to_removed else ""
         read = f" It was read {times} times for this release." if times > 1 else ""
         return ratio, ReplayFinding(
@@ -509,13 +515,13 @@ def _sensitivity(
             release=number,
             neighbour=_changed(neighbour),
         )
-    if times == 0 and ratio > TOLERANCE:
+    if times == 0 and not ratio <= TOLERANCE:
         return ratio, ReplayFinding(
             code="record_outside_lot",
             remedy="Let a release read only the records of its batch.",
             check="sensitivity",
-            message=f"release {number + 1} moves by {ratio:.4g} clip norms, although the changed "
-            "record is not in its lot.",
+            message=f"release {number + 1} moves by {ratio:.4g} clip norms, although no changed "
+            "record is in its lot.",
             where=other["line"],
             release=number,
             neighbour=_changed(neighbour),

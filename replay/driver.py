@@ -2,9 +2,10 @@
 
 One process of the loop's interpreter imports PyTorch, and forks for each run. A first run finds the
 releases, the private data set and its lots; a control repeats it. Then each chosen record is
-removed and made an outlier, the first also zeroed and replaced, and last all records are mixed. A
-difference that refutes must be there again in two more runs, one on each of the data sets. If it is
-in the state, they follow that value line by line, to find the line that changes it.
+removed and made an outlier, the first also zeroed and replaced. Last, all records are mixed, and
+those outside of all lots. A difference that refutes must be there again in two more runs, one on
+each of the data sets. If it is in the state, they follow that value line by line, to find the line
+that changes it.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ PACKAGES = {
     "affidavit.trainer": ("torch", "torch._dynamo", "affidavit.trainer"),
 }
 """What to import once, before the runs, if the program names a package."""
+FEWEST_MIXED, MOST_MIXED = 4, 200_000
+"""Numbers of records outside of all lots that are mixed."""
 FIRST_DEADLINE = 300.0
 """Seconds for the first run."""
 STEPS, RECORDS = 12, 4
@@ -496,7 +499,7 @@ def _located(
 
 
 def _neighbours(first: Record, count: int) -> list[Neighbour]:
-    """Choose records, the first to be changed in all ways, and mix all records last.
+    """Choose records, the first to be changed in all ways, and mix records last.
 
     Preferred are one that a release reads twice, one that is longer than the others of its lot, one
     that is shorter, the first of the first lot, the last of the last, one of the second, one that
@@ -571,20 +574,23 @@ def _neighbours(first: Record, count: int) -> list[Neighbour]:
             if whole[dataset]["is_removable"] or kind != "removed"
         ]
     result.append(replace(result[0], kind="not_finite", drops=False))
-    return result + [
-        neighbour("mixed", dataset, 0, 0, rows=tuple(whole[dataset]["rows"]))
-        for dataset in sorted({dataset for dataset, _ in chosen})
-    ]
+    for dataset in sorted({dataset for dataset, _ in chosen}):
+        rows = tuple(whole[dataset]["rows"])
+        result.append(neighbour("mixed", dataset, 0, 0, rows=rows))
+        unread = [at for at in rows or range(whole[dataset]["size"]) if (dataset, at) not in inside]
+        if len(unread) in range(FEWEST_MIXED, MOST_MIXED):
+            result.append(neighbour("mixed", dataset, unread[0], 0, rows=tuple(unread)))
+    return result
 
 
 def _records_within(first: float, other: float) -> int:
     """Return how many records can be changed in the time for all runs, one at least.
 
     ``first`` are the seconds of the first run, which one more repeats, and ``other`` those of each
-    later one: 6 for the first record, and 2 for each other.
+    later one: 7 for the first record, and 2 for each other.
     """
     runs = (ALL_SECONDS - 2 * first - other) / max(other, 1e-3)
-    return max(1, min(RECORDS, 1 + int(runs - 6) // 2))
+    return max(1, min(RECORDS, 1 + int(runs - 7) // 2))
 
 
 def _notes(

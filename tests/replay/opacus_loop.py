@@ -55,6 +55,19 @@ if __name__ == "__main__":
 
 FAULTS = [
     Fault(
+        "a record reads the one before it",
+        {
+            "def main():\n": "class Shifted(TensorDataset):\n"
+            "    def __getitem__(self, at):\n"
+            "        x, y = super().__getitem__(at)\n"
+            "        return x + 0.5 * self.tensors[0][at - 1], y\n\n\n"
+            "def main():\n",
+            "dataset = TensorDataset(X, Y)": "dataset = Shifted(X, Y)",
+        },
+        "record_outside_lot",
+        where="optimizer.step()",
+    ),
+    Fault(
         "initial weights are counts of labels",
         {
             "    # before\n": "    counts = torch.bincount(Y, minlength=3)\n"
@@ -168,7 +181,10 @@ FAULTS = [
     ),
     Fault(
         "the loss is a mean over weights of the batch",
-        {"nn.CrossEntropyLoss()": "nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.5]))"},
+        {
+            "nn.CrossEntropyLoss()": "nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.5]))",
+            "max_grad_norm=1.0": "max_grad_norm=20.0",  # which most gradients are below
+        },
         "records_mixed",
         where="optimizer.step()",
     ),

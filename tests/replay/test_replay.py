@@ -88,10 +88,10 @@ def test_a_slow_loop_has_fewer_steps_and_records_unless_they_are_named(
     monkeypatch.setattr(driver, "STEP_SECONDS", 0.0)
     monkeypatch.setattr(driver, "ALL_SECONDS", 0.0)
     record = replay_command(COMMAND, folder=tmp_path, launch=launch)
-    assert (record.steps, record.neighbours) == (3, 6)
+    assert (record.steps, record.neighbours) == (3, 7)
     assert [note for note in record.notes if "--steps" in note]
     named = replay_command(COMMAND, folder=tmp_path, steps=5, records=2, launch=launch)
-    assert (named.steps, named.neighbours, named.notes) == (5, 8, ())
+    assert (named.steps, named.neighbours, named.notes) == (5, 9, ())
 
 
 @pytest.mark.soak
