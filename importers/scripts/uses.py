@@ -798,7 +798,7 @@ class Uses:
                 return "records decide whether it goes on" if decides else None
             case ast.Assert() | ast.Raise() if self.kinds.runs_before(node):
                 return None  # before any record is used, it checks their form
-            case ast.Return() if test is not None and self._only_computes(function):
+            case ast.Return() if test is not None and self._gives_value(function, node):
                 return None  # what it returns is a value of records
             case ast.Return() | ast.Break() if self._leaves_lot(node):
                 return "a lot that BatchMemoryManager splits may not run to its end"
@@ -823,6 +823,17 @@ class Uses:
                     return None  # as with an error that nothing catches
         return test
 
+    def _gives_value(self, function: ast.AST, end: ast.Return) -> bool:
+        """Whether a return only chooses the value of a function, which is never without one."""
+        results = [item.value for item in self.script.returns_of(function)]
+        always = isinstance(getattr(function, "body", [None])[-1], ast.Return) and not any(
+            getattr(item, "value", item) is None for item in results
+        )
+        modes = (call for call, _ in self.script.method_calls("eval", "train")
+                 if self.script.scope_of(call) is function)  # fmt: skip
+        same = all(call.lineno < end.lineno for call in modes)
+        return always and same and self._only_computes(function)
+
     def _only_computes(self, code: ast.AST, inside: tuple[ast.AST, ...] = ()) -> bool:
         """Whether a function only computes, draws and tells, without private objects."""
         script, inside = self.script, (*inside, code)
@@ -830,6 +841,8 @@ class Uses:
             keeps = isinstance(getattr(part, "ctx", None), ast.Store | ast.Del)
             keeps &= isinstance(part, ast.Attribute | ast.Subscript)
             keeps |= isinstance(part, ast.Global | ast.Nonlocal | ast.Yield | ast.YieldFrom)
+            keeps |= isinstance(part, ast.AugAssign) and any(
+                isinstance(place, ast.arg) for place in script.places_of(part.target))  # fmt: skip
             kinds = self.kinds.kinds(part) if isinstance(part, ast.expr) else NOTHING
             if keeps or kinds & (HANDLES - {"model"} | {"lots"}):
                 return False
@@ -844,7 +857,12 @@ class Uses:
             if own and not all(self._only_computes(item, inside) for item in own):
                 return False
             mode = name in ("eval", "train") and "model" in self.kinds.kinds(base)
-            if name in NAMES["mutators"] or not (computes or mode or name in NAMES["tells"]):
+            sets = name == "next" or name.startswith(("set_", "seed", "manual_seed"))
+            if (
+                sets
+                or name in NAMES["mutators"]
+                or not (computes or mode or name in NAMES["tells"])
+            ):
                 return False
         return True
 
