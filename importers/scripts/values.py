@@ -517,6 +517,8 @@ class Evaluator:
             case ast.Name(id=name) as function, args if name in BUILTINS and args:
                 if not (node.keywords or self.script.bindings_of(function)):
                     return self.apply(node, BUILTINS[name], [self.evaluate(arg) for arg in args])
+            case ast.Name("len"), [ast.Name() as of] if self._is_only_read(of):
+                return len(self.evaluate(of))
             case ast.Attribute(value, "get"), [inside, *other] if not (node.keywords or other[1:]):
                 record = self.try_evaluate(value)
                 if isinstance(record, Record) and record.kind in ("dict", "file"):
@@ -529,6 +531,20 @@ class Evaluator:
                 if self.script.module_path(module) in ("math", "numpy"):
                     return self.apply(node, MATH[name], [self._number(arg) for arg in args])
         return self._try_readers(node, node)
+
+    def _is_only_read(self, name: ast.Name) -> bool:
+        """Whether a literal list is only indexed, iterated and told, so that its length stays."""
+        script, binding = self.script, self.script.binding_of(name)
+        listed = isinstance(getattr(binding, "value", None), ast.List | ast.Tuple)
+        uses = (use for use in script.reads_of(name.id) if binding in script.bindings_of(use))
+        return listed and all(
+            isinstance(outer, ast.For | ast.FormattedValue)
+            or (isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Load))
+            or (isinstance(outer, ast.Call) and not script.places_of(outer.func)
+                and ast.unparse(outer.func) in NAMES["reading_builtins"])
+            or last_name(getattr(outer, "func", name)) in {"get_epsilon"} - script.functions.keys()
+            for outer in map(script.parents.get, uses)
+        )  # fmt: skip
 
     def apply(self, node: ast.expr, function: Callable[..., Any], values: list[Any]) -> Any:
         """Return what a function gives for some values; raises ``Unreadable`` if it fails."""
