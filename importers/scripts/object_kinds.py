@@ -12,6 +12,7 @@ import builtins
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 from affidavit.importers.libraries import OPACUS, Library
 from affidavit.importers.names import NAMES
@@ -175,10 +176,8 @@ class ObjectKinds:
         for place in script.places_of(part):
             nodes += [self.sources.value_at(place) or place, self.deciding(place) or place]
             if isinstance(place, ast.arg):
-                function = getattr(script.function_around(place), "name", "")
-                nodes += [
-                    item for call in script.calls_to(function) for _, item in arguments_of(call)
-                ]
+                calls = script.calls_to(getattr(script.function_around(place), "name", ""))
+                nodes += [item for call in calls for _, item in arguments_of(call)]
         for use in script.reads_of(getattr(part, "id", None)):  # what is put into it
             outer = script.parents[use]
             call = script.parents[outer]
@@ -191,9 +190,10 @@ class ObjectKinds:
                 nodes += [item.value or item, self.deciding(item) or item]
         return (node for node in nodes if isinstance(node, ast.expr))
 
-    def statement(self, node: ast.AST) -> ast.stmt:
-        """Return the innermost statement around a node."""
-        return next(o for o in (node, *self.script.ancestors(node)) if isinstance(o, ast.stmt))
+    def statement(self, node: ast.AST) -> Any:
+        """Return the innermost statement around a node, or the module."""
+        around, kinds = (node, *self.script.ancestors(node)), ast.stmt | ast.Module
+        return next(outer for outer in around if isinstance(outer, kinds))
 
     def _visit(self, node: ast.AST) -> None:
         """Pass on the kinds of one statement or call."""
@@ -228,6 +228,7 @@ class ObjectKinds:
     def _bind(self, target: ast.expr, kinds: Kinds, value: ast.expr | None) -> None:
         match target:
             case ast.Name() | ast.Attribute():
+                kinds = frozenset({"model"}) if self._is_passed_model(target) else kinds
                 self.bound[target] |= kinds | self._decided(target)
             case ast.Subscript(value=base, slice=index):
                 decided = VALUE if self.kinds(index) & SECRETS else self._decided(target)
@@ -243,6 +244,15 @@ class ObjectKinds:
                     if value in self.sources.unread and counts:
                         continue
                     self._bind(item, as_value(part) if rows and "rows" in kinds else part, None)
+
+    def _is_passed_model(self, target: ast.expr) -> bool:
+        """Whether a call of another file, which is asked about, returns the model by its name."""
+        call = self.sources.holder_of(target)[1]
+        if not isinstance(call, ast.Call) or not self.script.is_imported(call.func):
+            return False
+        same = [o for _, o in arguments_of(call) if ast.unparse(o) == ast.unparse(target)]
+        own = find_function(self.script, call) is not None
+        return not own and any(self.kinds(item) == {"model"} for item in same)
 
     def _parts(self, value: ast.expr | None, count: int, kinds: Kinds) -> list[Kinds]:
         """Return the kinds of the parts of a value that is unpacked."""
@@ -309,9 +319,8 @@ class ObjectKinds:
                 continue
             self.bound[place] |= kinds
             self.held[place, key] |= kinds
-            passed = isinstance(place, ast.arg) and self.values.attempt(
-                self.values.arguments_for, base, place
-            )
+            of_argument, read = isinstance(place, ast.arg), self.values.arguments_for
+            passed = of_argument and self.values.attempt(read, base, place)
             of_loop = isinstance(self.sources.holder_of(place)[0], ast.For | ast.comprehension)
             for same in passed or [self.sources.value_at(place)]:
                 for part in _parts_of(same, key, inside=inside or of_loop):
@@ -505,7 +514,7 @@ class ObjectKinds:
         if self.call in script.ancestors(use):
             return True
         if scope in (script.scope_of(self.private), script.tree):
-            return getattr(use, "lineno", 0) < self.private.lineno
+            return bool(getattr(use, "lineno", 0) < self.private.lineno)
         owner = script.parents[scope]
         name = getattr(scope, "name", "")
         if isinstance(owner, ast.ClassDef) and name == "__init__":

@@ -258,7 +258,7 @@ class OpacusPlanReader(ScriptPlanReader):
         release = plan["releases"][0]
         stated = release.get("noise_multiplier")
         try:
-            own = self._calibrated(plan, lots, calibrate)
+            own = self._calibrated(self._of_epsilon(plan, lots), calibrate)
         except MalformedPlan:
             if stated is None:
                 raise
@@ -268,11 +268,8 @@ class OpacusPlanReader(ScriptPlanReader):
         elif stated > own and not self.values.alternatives:  # else another call may add it
             raise conflict("noise_multiplier", stated, f"{own:.6g} calibrated", self.call.lineno)
 
-    def _calibrated(
-        self, plan: dict[str, Any], lots: int | None, calibrate: NoiseCalibration | None
-    ) -> float:
+    def _calibrated(self, arguments: dict[str, Any], calibrate: NoiseCalibration | None) -> float:
         """Return the noise that Opacus' own function calibrates."""
-        arguments = self._of_epsilon(plan, lots)
         try:
             if calibrate is None:
                 raise ImportError

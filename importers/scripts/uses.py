@@ -72,29 +72,23 @@ def find_uses(
     for node, why in (*Uses(kinds, draws_lots=draws_lots).open_uses(), *others):
         line = getattr(node, "lineno", call.lineno)
         unreached = followed and not reached(script.scope_of(node))
-        answered = script.harmless.keys() & {*_lines_of(script, node)}
+        answered = script.harmless.keys() & {*_lines_of(kinds.statement(node))}
         if unreached or answered or is_left_out(values, node):
             continue
         if why in FAULTS:
             faults.append((node, why))
         else:
-            asked = questions.setdefault(_statement_of(script, node), {})
-            asked.setdefault(f"line {line}: {source_text(node)}: {why}", line)
-    uses = [OpenUse(line=min(asked.values()), message="; ".join(asked) + ".")
-            for asked in questions.values()]  # fmt: skip
+            texts = questions.setdefault(kinds.statement(node), {})
+            texts.setdefault(f"line {line}: {source_text(node)}: {why}", line)
+    uses = [OpenUse(line=min(texts.values()), message="; ".join(texts) + ".")
+            for texts in questions.values()]  # fmt: skip
     return tuple(sorted(uses, key=lambda use: use.line)), faults
 
 
-def _statement_of(script: Script, node: ast.AST) -> ast.AST:
-    return next(o for o in (node, *script.ancestors(node)) if isinstance(o, ast.stmt | ast.Module))
-
-
-def _lines_of(script: Script, node: ast.AST) -> range:
-    """Return the lines of the statement of a node, without the statements inside it."""
-    outer = _statement_of(script, node)
-    body = getattr(outer, "body", None)
-    first, last = getattr(outer, "lineno", 1), getattr(outer, "end_lineno", 1)
-    last = body[0].lineno - 1 if isinstance(body, list) and body else last
+def _lines_of(outer: ast.AST) -> range:
+    """Return the lines of a statement, without the statements inside it."""
+    body, first = getattr(outer, "body", None), getattr(outer, "lineno", 1)
+    last = body[0].lineno - 1 if body else getattr(outer, "end_lineno", 1)
     return range(first, max(first, last or first) + 1)
 
 
@@ -138,9 +132,7 @@ class Uses:
                     isinstance(ctx, ast.Store)
                 ):
                     why = self.of_store(node)
-                case ast.Attribute():
-                    why = self.of_attribute(node)
-                case ast.Name(ctx=ast.Load()):
+                case ast.Attribute() | ast.Name(ctx=ast.Load()):
                     why = self.of_reference(node)
                 case ast.Lambda():
                     why = self.of_code(node, node)
@@ -154,14 +146,12 @@ class Uses:
                     why = "it gives a name another meaning"
                 case ast.FunctionDef():
                     why = self.of_definition(node)
-                case ast.Match(subject=subject) if self.kinds.kinds(subject):
-                    why = "what it matches is not followed"
                 case ast.AsyncFor() | ast.AsyncWith():
                     why = "what it waits for is not followed"
                 case ast.While(test=test) if self.kinds.kinds(test) & SECRETS:
                     why = "records decide how often it runs"
-                case ast.Yield() | ast.YieldFrom() | ast.Await() if node.value and (
-                    self.kinds.kinds(node.value)
+                case ast.Match(part) | ast.Yield(part) | ast.YieldFrom(part) | ast.Await(part) if (
+                    part and self.kinds.kinds(part)
                 ):
                     why = "what takes it is not followed"
                 case _:
@@ -227,9 +217,8 @@ class Uses:
                 return "it draws another lot in the step of one"
         fits = self.script.method_calls("fit", "fit_transform") if name == "transform" else ()
         fitted = {place for _, owner in fits for place in self.script.places_of(owner)}
-        if "data" not in base and fitted.intersection(
-            self.script.places_of(getattr(function, "value", call))
-        ):
+        places = self.script.places_of(getattr(function, "value", call))
+        if "data" not in base and fitted & {*places}:
             return None  # it is asked what it fits
         if (why := self._of_keras(call)) is not None:
             return why
@@ -358,9 +347,7 @@ class Uses:
             return False
         outer = script.parents[script.parents[call]] if isinstance(call, ast.Call) else call
         if isinstance(outer, ast.Call) and last_name(outer.func) == "random_split":
-            return not isinstance(
-                getattr(node, "value", None), ast.Call
-            )  # of a generator of its own
+            return not isinstance(getattr(node, "value", None), ast.Call)  # its own generator
         if run is None:
             return True  # what it is passed to, or named, may call it with any seed
         return not _is_secret(values, next(iter(run.args), keywords_of(run).get("seed")))
@@ -377,10 +364,8 @@ class Uses:
             return False
         if any(name in module.functions for module in self._modules):
             return name in self._seeding
-        passed = (
-            str(text) for place, item in arguments_of(call) for text in (place, last_name(item))
-        )
-        taken = package not in KNOWN_PACKAGES and any("seed" in text for text in passed)
+        texts = (str(o) for place, item in arguments_of(call) for o in (place, last_name(item)))
+        taken = package not in KNOWN_PACKAGES and any("seed" in text for text in texts)
         return taken or any(part in path.lower() for part in SEEDING)
 
     @cached_property
@@ -678,15 +663,12 @@ class Uses:
 
     def of_attribute(self, node: ast.Attribute) -> str | None:
         """Say why reading an attribute of an object is no understood use."""
-        if self._may_know_seed(node):
-            return KNOWN_SEED
         if node.attr == "fork_rng":
             return "the noise may be that of another step"
         tells = self.script.comes_from(node, NAMES["telling_packages"])
         if tells and node.attr in NAMES["told_again"]:
             return "it may read what the training logged"
-        base = self.kinds.kinds(node.value)
-        outer = self.script.parents[node]
+        base, outer = self.kinds.kinds(node.value), self.script.parents[node]
         if isinstance(outer, ast.Call) and outer.func is node:
             return None
         if node.attr == "__class__" and base and getattr(outer, "attr", "") != "__name__":
@@ -694,8 +676,6 @@ class Uses:
         if node.attr in NAMES["gradients"] and not self.script.is_imported(node):
             compared = isinstance(outer, ast.Compare)
             return None if compared else "it reads gradients that no noise covers"
-        if self._is_carried(node):
-            return "it may be of an earlier lot"
         if base & {"private", "optimizer"} and node.attr in NAMES["optimizer_parts"]:
             return f"{node.attr} of the optimiser is not a use that is understood"
         if "engine" in base and node.attr not in ("accountant", "secure_mode"):
@@ -717,12 +697,14 @@ class Uses:
             for item in stores
         )
 
-    def of_reference(self, node: ast.Name) -> str | None:
-        """Ask about a function that uses private objects and is passed on."""
+    def of_reference(self, node: ast.Name | ast.Attribute) -> str | None:
+        """Say why a name or an attribute is no understood use where it is read."""
         if self._may_know_seed(node):
             return KNOWN_SEED
         if self._is_carried(node):
             return "it may be of an earlier lot"
+        if isinstance(node, ast.Attribute):
+            return self.of_attribute(node)
         definition = self.script.function_of(node)
         return None if definition is None else self.of_code(node, definition)
 
@@ -814,12 +796,9 @@ class Uses:
                 last = getattr(outer, "body", tried.body)[-1]
                 exits = last_name(getattr(getattr(last, "value", last), "func", last)) == "exit"
                 calls = [part for part in ast.walk(tried) if isinstance(part, ast.Call)]
-                runs = {
-                    *calls,
-                    *(item for part in calls for item in self.kinds.functions(part.func)),
-                }
+                own = {item for part in calls for item in self.kinds.functions(part.func)}
                 leading = {self.kinds.call, *leading_definitions(self.script, self.kinds.call)}
-                if (exits or isinstance(last, ast.Return | ast.Raise)) and runs & leading:
+                if (exits or isinstance(last, ast.Return | ast.Raise)) and leading & {*calls, *own}:
                     return None  # as with an error that nothing catches
         return test
 
@@ -900,8 +879,7 @@ def _is_secret(values: Evaluator, seed: ast.expr | None) -> bool:
         case ast.Call(func=function):
             return values.script.module_path(function) in NAMES["entropy"]
         case ast.Attribute():
-            value = values.try_evaluate(made)
-            return value is None or isinstance(value, NotSet)
+            return isinstance(values.try_evaluate(made), NotSet | None)
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 from affidavit.importers.scripts import repository
+from affidavit.importers.scripts.options import READERS
+from affidavit.importers.scripts.syntax import Script
+from affidavit.importers.scripts.values import Evaluator
 
 SCRIPT = """\
 import torch
@@ -49,6 +53,30 @@ def test_a_loop_in_another_file_is_asked_about(checked: Any) -> None:
     blocking = [item for item in plan["findings"] if item["blocks"]]
     assert code in (2, 3)
     assert any(loop in item["message"] or "step()" in item["message"] for item in blocking)
+
+
+def test_the_model_that_a_helper_returns_is_the_model_still(checked: Any) -> None:
+    lines = ["model, rows = run(model, loader)  # affidavit: harmless=a_pass", "model.eval()"]
+    loop = "\n        ".join([*lines, "torch.save(rows, 'rows.pt')"])
+    Path("train.py").write_text(SCRIPT.format(imports="from helpers import run", loop=loop))
+    (plan,) = checked("train.py")[1]["plans"]
+    messages = " ".join(item["message"] for item in plan["findings"] if item["blocks"])
+    assert "torch.save(rows" in messages
+    assert "model.eval()" not in messages
+
+
+@pytest.mark.parametrize(
+    ("use", "length"),
+    [
+        ("print(len(runs), runs[0])", 3), ("for run in runs: print(run)", 3),
+        ("runs.append(1)", None), ("del runs[0]", None), ("others = runs", None),
+        ("runs[:0] = [1]", None), ("extend(runs)", None),
+    ],
+)  # fmt: skip
+def test_the_length_of_a_list_is_known_if_nothing_changes_it(use: str, length: int | None) -> None:
+    script = Script(ast.parse(f"runs = [1, 2, 3]\n{use}\nf(len(runs))\n"))
+    (call,) = script.calls_to("f")
+    assert Evaluator(script, READERS).known_value(call.args[0]) == length
 
 
 @pytest.mark.parametrize(
