@@ -251,6 +251,8 @@ def _measures(one: Pass, infinite: float, grid: Grid) -> tuple[LatticeMeasure, L
     # A node has a rounding of each of its terms, and its exponential one of its own.
     rounding = 4 * UNIT_ROUNDOFF * (1 + abs(grid.origin) + abs(float(losses[-1])))
     upper, lower = one.heights(infinite, losses, rounding)
+    # δ falls, also where the bounds of one order are out of reach, and masses are not negative.
+    upper = np.minimum.accumulate(upper)
     ratios = np.exp(losses)
     above = LatticeMeasure(
         grid=grid,

@@ -19,6 +19,7 @@ from affidavit.accountants.random_allocation import (
 )
 from affidavit.accountants.random_allocation.composed import Pass
 from affidavit.accountants.random_allocation.directions import Direction
+from affidavit.accountants.random_allocation.replaced import replaced_orders
 from affidavit.accountants.witness_search import search_witness
 from affidavit.plan import events
 from tests.accountants.events import allocated
@@ -146,3 +147,17 @@ def test_what_the_checker_proves_is_not_below() -> None:
     result = bracket(run)
     witness, _ = search_witness(run, result, 1e-6, 1e-3)
     assert result.lower <= float(witness.epsilon) <= result.upper * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("infinite", [0.2, 1e-3])
+def test_no_outcome_of_a_pass_has_a_negative_probability(infinite: float) -> None:
+    """With little noise some bounds of δ are of 1, after lesser ones at smaller ε."""
+    leaf = events.ReplacedAllocationGaussian(
+        bins=2, noise_multiplier=0.4238950328209178, drawn=0.5, place="zero_out"
+    )
+    one, other = replaced_orders(leaf)
+    for this, that in ((one, other), (other, one)):
+        above, _ = Pass(this=this, other=that).measures(infinite)
+        assert above.masses.min() >= 0
+        assert above.infinite >= 0
+        assert 0 < above.masses.sum() + above.infinite <= 1 + 1e-9
