@@ -218,8 +218,9 @@ def test_noise_of_disclosed_bins_is_a_part_of_the_noise(seed: int) -> None:
             is_long = own.diagonal() > shortest * (1 + 1e-9)
             allotted = np.sqrt(np.where(is_long, most, less))
             if few.longer is not None:
-                fits[-1] &= np.count_nonzero(is_long) <= few.longer
-            fits[-1] &= np.linalg.norm(own / np.outer(allotted, allotted), 2) <= 1 + 1e-9
+                fits[-1] &= bool(np.count_nonzero(is_long) <= few.longer)
+            stretch = float(np.linalg.norm(own / np.outer(allotted, allotted), 2))
+            fits[-1] &= stretch <= 1 + 1e-9
     assert any(fits)
 
 
