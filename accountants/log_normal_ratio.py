@@ -6,7 +6,7 @@ mean of the exponents of L over the draws of the record.
 
 >>> ratio = LogNormalRatio(spread=0.1, variance=0.04)
 >>> round(ratio.epsilon(1e-5), 2), f"{ratio.delta(0.9):.0e}"
-(0.91, '1e-05')
+(0.83, '2e-06')
 
 Reference: docs/theorems/correlated-noise.md, Theorems 23, 29 and 30.
 """
