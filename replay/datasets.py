@@ -21,7 +21,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType, ModuleType, SimpleNamespace
@@ -614,6 +614,32 @@ def arrays_of(value: Any, size: int) -> list[Any]:
         item
         for item in held
         if len(item) == size and "key<" not in str(item.dtype) and not is_order(item)
+    ]
+
+
+def row_keys(columns: Sequence[Any]) -> Iterator[int]:
+    """Yield a hash of the values of each row of all columns."""
+    arrays = [np.ascontiguousarray(column).reshape(len(column), -1) for column in columns]
+    for place in range(len(columns[0])):
+        yield hash(b"".join(item[place].tobytes() for item in arrays))
+
+
+def places_of_keys(keys: Iterable[int]) -> dict[int, list[int]]:
+    """Return the places of each of the keys."""
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places
+
+
+def same_as_first(before: Iterable[list[int]], matches: Iterable[list[int]]) -> list[int]:
+    """Return a place of each row, of equal rows that of the first run.
+
+    They may be those of a record and of its replacement.
+    """
+    return [
+        first[0] if {*first} & {*equal} else equal[0]
+        for first, equal in zip(before, matches, strict=False)
     ]
 
 

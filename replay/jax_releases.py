@@ -26,7 +26,14 @@ import numpy as np
 
 from affidavit.replay import jax_tracing
 from affidavit.replay.arrays import Traced, array_of
-from affidavit.replay.datasets import Records, all_subclasses, arrays_in
+from affidavit.replay.datasets import (
+    Records,
+    all_subclasses,
+    arrays_in,
+    places_of_keys,
+    row_keys,
+    same_as_first,
+)
 from affidavit.replay.recorder import Recorder
 from affidavit.replay.torch_state import digest_of
 
@@ -126,7 +133,7 @@ class _Batches:
     def __init__(self, jax: Any, records: Records, state: JaxState) -> None:
         self._tree, self._records, self._state = jax.tree_util, records, state
         self._are_marked: bool | None = None
-        self._places: dict[bytes, list[int]] = {}
+        self._places: dict[int, list[int]] = {}
 
     def masked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_argnums: int | Sequence[int]
@@ -143,15 +150,11 @@ class _Batches:
                 self._find(columns)
         if not self._places:
             return args, kwargs
-        matches = [self._places.get(row, [-1]) for row in _rows_of(columns)]
-        # Of equal rows, such as those of a record and its replacement, the first run's is taken.
+        matches = [self._places.get(key, [-1]) for key in row_keys(columns)]
         before = self._state.recorder.repeated(
             "batch", {str(row): equal for row, equal in enumerate(matches)}
         )
-        drawn = [
-            at_first[0] if {*at_first} & {*equal} else equal[0]
-            for at_first, equal in zip(before.values(), matches, strict=False)
-        ]
+        drawn = same_as_first(before.values(), matches)
         remaining = set(self._records.marked_lot([place for place in drawn if place >= 0]))
         rows = [row for row, place in enumerate(drawn) if place < 0 or place in remaining]
         if len(rows) == len(drawn):
@@ -177,16 +180,8 @@ class _Batches:
             chosen = [max(held[size], key=partial(_common_rows, rows)) for rows in firsts]
             if all(map(_common_rows, firsts, chosen)):
                 self._records.mark_variables(size, self._state.shapes())
-                for place, row in enumerate(_rows_of(chosen)):
-                    self._places.setdefault(row, []).append(place)
+                self._places = places_of_keys(row_keys(chosen))
                 return
-
-
-def _rows_of(columns: list[Any]) -> Iterator[bytes]:
-    """Yield the bytes of each row of all columns."""
-    arrays = [np.ascontiguousarray(column).reshape(len(column), -1) for column in columns]
-    for place in range(len(columns[0])):
-        yield b"".join(item[place].tobytes() for item in arrays)
 
 
 def _common_rows(rows: Any, others: Any) -> int:

@@ -22,7 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from affidavit.replay.datasets import Records, is_array
+from affidavit.replay.datasets import (
+    Records,
+    is_array,
+    places_of_keys,
+    row_keys,
+    same_as_first,
+)
 from affidavit.replay.recorder import Recorder
 from affidavit.replay.torch_state import alive, digest_of, note_after
 
@@ -120,7 +126,7 @@ class _Batches:
         self._tf, self._recorder, self._records, self._state = tf, recorder, records, state
         self._sources: list[Any] = []
         """Arrays with a row of each record, as ``fit`` or ``from_tensor_slices`` got them."""
-        self._places: dict[tuple[int, str], dict[int, int]] = {}
+        self._places: dict[tuple[int, str], dict[int, list[int]]] = {}
         self._microbatches: dict[tuple[int, int], int | None] = {}
         self._number = 0
         self._reads_all = self._scores = False
@@ -212,35 +218,22 @@ class _Batches:
     def _lot_of(self, rows: Any) -> tuple[int, list[int]] | None:
         """Return the number of the array that has all ``rows``, and their places there."""
         self._number += 1
-        name = f"rows of batch {self._number}"
-        before: tuple[int, list[int]] | None
-        before = self._recorder.once(name, lambda: self._found(rows, None))
-        return before if self._recorder.job.first is None else self._found(rows, before)
-
-    def _found(
-        self, rows: Any, before: tuple[int, list[int]] | None
-    ) -> tuple[int, list[int]] | None:
-        """Find ``rows``; of equal ones, those of the first run's batch are meant."""
         for source, known in enumerate(self._sources):
             if tuple(known.shape[1:]) != rows.shape[1:]:
                 continue
-            table = self._places_in(source, rows.dtype)
-            places = [table.get(hash(row.tobytes())) for row in rows]
-            if before is not None and before[0] == source and len(before[1]) == len(rows):
-                own = np.asarray(known)[before[1]].astype(rows.dtype)
-                alike = [one.tobytes() == row.tobytes() for one, row in zip(own, rows, strict=True)]
-                of_first = zip(alike, before[1], places, strict=True)
-                places = [place if same else other for same, place, other in of_first]
-            if None not in places:
-                return source, [int(place) for place in places if place is not None]
+            places = self._places_in(source, rows.dtype)
+            matches = [places.get(key, []) for key in row_keys([rows])]
+            if all(matches):
+                name = f"batch {self._number} of array {source}"
+                before = self._recorder.once(name, functools.partial(list, matches))
+                return source, same_as_first(before, matches)
         return None
 
-    def _places_in(self, source: int, dtype: Any) -> dict[int, int]:
+    def _places_in(self, source: int, dtype: Any) -> dict[int, list[int]]:
         key = source, str(dtype)
         if key not in self._places:
             rows = np.asarray(self._sources[source]).astype(dtype)
-            places = reversed(range(len(rows)))
-            self._places[key] = {hash(rows[at].tobytes()): at for at in places}
+            self._places[key] = places_of_keys(row_keys([rows]))
         return self._places[key]
 
     @property
